@@ -131,7 +131,7 @@ lint: $(STAMP).lint
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint $$(find statebackend -name '*.pyx' -o -name '*.pxd')
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint $$(find statebackend tests -name '*.pyx' -o -name '*.pxd')
 
 format: $(STAMP).lint
 	@$(PY) -m ruff check --fix --quiet . || true

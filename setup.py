@@ -49,6 +49,9 @@ INLINED = tuple(
     for argument in ("--param", limit)
 )
 
+#: The module through which tests reach into the core. Every build has it, but no wheel.
+PROBE = "tests/support/core_probe.pyx"
+
 #: Flags that only one module needs. Every .pyx of the package is compiled.
 OWN_COMPILE_ARGS = {"statebackend._core.batches.kernels": INLINED}
 
@@ -96,6 +99,8 @@ def extensions() -> list[Extension]:
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path.relative_to(ROOT).as_posix()
         for path in sorted(ROOT.glob("statebackend/**/*.pyx"))
     }
+    if "bdist_wheel" not in sys.argv and (ROOT / PROBE).exists():
+        sources["statebackend._core.core_probe"] = PROBE
     return [
         Extension(
             name,

@@ -5,9 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from statebackend._core.batches import kernels
+from statebackend._core.batches import adding_kernels, kernels
+from statebackend._core.core_probe import StateTable
+from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 
 N = 500_000
 STEP = 20_000
@@ -63,7 +64,7 @@ def test_batch(benchmark, table, keys, operation, threads):
     run = {
         "update": lambda: kernels.update_many(table, batch, values, threads=threads),
         "get": lambda: kernels.get_many(table, batch, threads=threads),
-        "sum": lambda: kernels.reduce_many(table, batch, values, "sum", threads=threads),
+        "sum": lambda: adding_kernels.add_many(table, batch, values, AddPlan("sum", "long"), threads=threads),
     }[operation]
     rounds(benchmark, run, N)
     assert len(table) == N
@@ -73,7 +74,7 @@ def test_batch(benchmark, table, keys, operation, threads):
 def test_snapshot_pause(benchmark, table):
     views = []
     benchmark.pedantic(lambda: views.append(table.owner.snapshot()), rounds=50)
-    assert views[0].items(table).keys() == {(e.key, 0) for e in table}
+    assert table.rows_in(views[0]).keys() == {(e.key, 0) for e in table}
     for view in views:
         view.release()
 

@@ -102,7 +102,11 @@ def map_operations(
     assert found.all()
     assert (got == values).all()
     result["transform"] = (
-        n / rounds.time(lambda b: kernels.reduce_many(table, b, values, "sum", threads=threads)) / 1e6
+        n
+        / rounds.time(
+            lambda b: adding_kernels.add_many(table, b, values, AddPlan("sum", "long"), threads=threads)
+        )
+        / 1e6
     )
     result["update_under_snapshot"] = n / _under_snapshot(core, table, rounds, values, threads) / 1e6
     return result
@@ -215,7 +219,7 @@ def bytes_after_many_rows_a_key(rows: int, keys: int, key_groups: int = 128) -> 
     core = StateCore()
     table = StateTable(core, value="long", max_parallelism=key_groups)
     batch = np.random.default_rng(1).integers(0, keys, rows)
-    kernels.reduce_many(table, batch, np.ones(rows, dtype=np.int64), "sum")
+    adding_kernels.add_many(table, batch, np.ones(rows, dtype=np.int64), AddPlan("sum", "long"))
     return float(core.arena.usage()["run_bytes"] / len(table))
 
 
@@ -330,7 +334,7 @@ def _read_snapshot(view: SnapshotView, tables: list[StateTable], key_groups: int
     with view:
         for table in tables:
             for group in range(key_groups):
-                view.read_group(table, group)
+                view.rows(table, group, group).columns()
 
 
 def _write_snapshot(view: SnapshotView, tables: list[StateTable], key_groups: int) -> None:
@@ -342,7 +346,7 @@ def _write_snapshot(view: SnapshotView, tables: list[StateTable], key_groups: in
         with pa.ipc.new_file(file, schema, options=options) as writer:
             for table in tables:
                 for group in range(key_groups):
-                    columns = view.read_group(table, group)
+                    columns = view.rows(table, group, group).columns()
                     writer.write(pa.record_batch([columns["key"], columns["value"]], schema=schema))
         file.flush()
         os.fsync(file.fileno())

@@ -19,6 +19,7 @@ import pytest
 from all_backends import BACKENDS
 from contract.test_ttl import CLEANUPS, TTL, Never, OnRead, OnWrite, Show
 
+from statebackend._core.core_probe import rows_in
 from statebackend.backends import create_backend
 from statebackend.checkpoint import CheckpointStore
 from statebackend.keys import VOID
@@ -445,11 +446,11 @@ class Driver:
         """A compiled map clones entries that a snapshot shares. The snapshot shows its old contents."""
         if self.views and self.rng.random() < 0.6:
             view, shown = self.views.pop(self.rng.randrange(len(self.views)))
-            assert [view.items(table) for table in self.tables()[: len(shown)]] == shown
+            assert [rows_in(view, table) for table in self.tables()[: len(shown)]] == shown
             view.release()
         elif hasattr(self.keyed, "core"):
             view = self.keyed.core.snapshot()
-            self.views.append((view, [view.items(table) for table in self.tables()]))
+            self.views.append((view, [rows_in(view, table) for table in self.tables()]))
 
     def look(self) -> None:
         """What changes nothing: `exists`, and the keys."""

@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from map_model import Layout, array_of, packed, value_maker
+from map_model import Layout, array_of, packed, reduce_many, value_maker
 
 from statebackend._core.batches import kernels
+from statebackend._core.core_probe import MapTable, StateTable
 from statebackend._core.memory.arena import fail_allocation
-from statebackend._core.tables.map_table import MapTable
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import ClosedError, MemoryLimitError
 
 pytestmark = pytest.mark.checked
@@ -91,7 +90,7 @@ class World:
             self.contents(),
             len(self.table),
             [self.table.dirty(mark) for mark in self.marks],
-            [view.items(self.table) for view in self.views],
+            [self.table.rows_in(view) for view in self.views],
         )
 
     def check(self) -> None:
@@ -108,7 +107,7 @@ class World:
             self.check()
             self.core.release(mark)
         for view in self.views:
-            view.items(self.table)
+            self.table.rows_in(view)
             view.release()
         for entry in list(self.table):
             self.table.remove(entry.key)
@@ -157,13 +156,12 @@ OPERATIONS: dict[str, Callable[[World], Any]] = {
     "put a new key": lambda w: w.put(NEW),
     "overwrite": lambda w: w.put(THERE),
     "remove": lambda w: w.table.remove(w.key(THERE)),
-    "remove and get old": lambda w: w.table.remove_and_get_old(w.key(0)),
     "get": lambda w: w.table.get(w.key(THERE)),
     "contains": lambda w: w.table.contains(w.key(NEW)),
     "mark": lambda w: w.marks.append(w.core.mark()),
     "snapshot": lambda w: w.views.append(w.core.snapshot()),
     "advance": lambda w: w.core.advance(100),
-    "read snapshots": lambda w: [(v.read_group(w.table, 0), v.items(w.table)) for v in w.views],
+    "read snapshots": lambda w: [(v.rows(w.table, 0, 0).columns(), w.table.rows_in(v)) for v in w.views],
     "dirty": lambda w: [w.table.dirty(mark) for mark in w.marks],
 }
 LAYOUTS = [
@@ -217,7 +215,7 @@ def test_a_rollback_that_runs_out_of_memory_can_be_repeated(condition: str, layo
             self.fill(range(5))
 
         def seen(self) -> Any:
-            return self.contents(), [view.items(self.table) for view in self.views]
+            return self.contents(), [self.table.rows_in(view) for view in self.views]
 
     failures = sweep(Changed, lambda w: w.core.rollback(w.marks[0]), keeps=False)
     assert failures or condition == "mark"
@@ -268,7 +266,7 @@ def read(world: World, rows: int, threads: int) -> None:
 
 def reduce(world: World, rows: int, threads: int) -> None:
     keys, values = batch_of(world, rows)
-    kernels.reduce_many(world.table, keys, values, "max", threads=threads)
+    reduce_many(world.table, keys, values, "max", threads=threads)
 
 
 BATCHES: dict[str, Callable[[World, int, int], None]] = {
@@ -330,7 +328,7 @@ def test_a_batch_that_could_not_begin_leaves_no_undo_behind() -> None:
     table.put(1, 20)
     table.put(1, 21)
     with pytest.raises(OverflowError):
-        kernels.reduce_many(table, np.array([1]), np.array([127], np.int8), "sum")
+        reduce_many(table, np.array([1]), np.array([127], np.int8), "sum")
     assert table.get(1) == 21
 
 
@@ -519,7 +517,7 @@ def test_a_rollback_works_at_the_limit() -> None:
     world.core.rollback(mark)
     world.check()
     assert world.contents() == {(key, 0): key for key in range(40_000)}
-    assert world.views[0].items(world.table) == {(key, 0): -key for key in range(40_000)}
+    assert world.table.rows_in(world.views[0]) == {(key, 0): -key for key in range(40_000)}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -560,11 +558,11 @@ def test_a_call_that_fails_is_undone_or_is_the_end(condition: str, times: int) -
         fail_allocation(n, times)
         try:
             with pytest.raises((OverflowError, MemoryError)):
-                kernels.reduce_many(table, keys, values, "sum")
+                reduce_many(table, keys, values, "sum")
         finally:
             left = fail_allocation(0)
         if "snapshot" in held:
-            assert held["snapshot"].items(table) == before
+            assert table.rows_in(held["snapshot"]) == before
         if core.closed:
             ended += 1
             with pytest.raises(ClosedError, match="the backend is closed"):

@@ -14,10 +14,8 @@ import pytest
 from ids import stable_repr
 
 from statebackend._core.batches import kernels
-from statebackend._core.tables.entry_views import StateEntry
-from statebackend._core.tables.map_table import MapTable
+from statebackend._core.core_probe import MapTable, StateTable
 from statebackend._core.tables.state_core import Mark, StateCore
-from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
 
 pytestmark = pytest.mark.checked
@@ -30,17 +28,13 @@ def contents(table: StateTable) -> dict[Any, Any]:
 def call_everything(table: StateTable, key: Any, value: Any) -> Iterator[Callable[[], Any]]:
     if table.value_code == StateTable(StateCore(), value=("list", "long")).value_code:
         yield lambda: table.append(key, value)
-        yield lambda: table.length(key)
     else:
         yield lambda: table.put(key, value)
-        yield lambda: table.put_and_get_old(key, value)
-        yield lambda: table.transform(key, value, lambda old, new: new)
     for method in (
         table.get,
         table.contains,
         table.timestamp,
         table.remove,
-        table.remove_and_get_old,
         table.group_of,
         table.entry,
         table.chain,
@@ -127,11 +121,9 @@ def test_a_value_of_the_wrong_type_or_out_of_range(kind: Any) -> None:
         core.rollback(mark)
     for value, error in wrong:
         for key in (1, 2):
-            for call in (table.put, table.put_and_get_old, lists.append):
+            for call in (table.put, lists.append):
                 with pytest.raises(error):
                     call(key, value)
-            with pytest.raises(error):
-                table.transform(key, value, lambda old, new: new)
     assert contents(table) == {(1, 0): good}
     assert contents(lists) == {(1, 0): [good]}
     assert table.dirty(mark) == lists.dirty(mark) == set()
@@ -152,16 +144,6 @@ def test_a_float_that_rounds_to_infinity_is_out_of_range() -> None:
     assert (table.get(1), lists.get(1)) == (float("-inf"), None)
 
 
-def test_a_function_that_raises_changes_nothing() -> None:
-    table = StateTable(StateCore())
-    table.put(1, 10)
-    with pytest.raises(ZeroDivisionError):
-        table.transform(1, 0, lambda old, new: old // new)
-    with pytest.raises(SerializationTypeError):
-        table.transform(1, 0, lambda old, new: None)
-    assert contents(table) == {(1, 0): 10}
-
-
 def test_a_copy_that_raises_changes_nothing() -> None:
     def refuse(value: Any) -> Any:
         raise ZeroDivisionError
@@ -173,12 +155,11 @@ def test_a_copy_that_raises_changes_nothing() -> None:
     assert table.get(1) is original
     mark = core.mark()
     view = core.snapshot()
-    for call in (table.get, table.remove_and_get_old):
-        with pytest.raises(ZeroDivisionError):
-            call(1)
+    with pytest.raises(ZeroDivisionError):
+        table.get(1)
     assert contents(table) == {(1, 0): [1]}
     assert table.dirty(mark) == set()
-    assert view.items(table) == {(1, 0): [1]}
+    assert table.rows_in(view) == {(1, 0): [1]}
     table._check()
     assert table.remove(1)
     core.rollback(mark)
@@ -234,15 +215,10 @@ def test_operations_of_another_kind_of_table() -> None:
     longs, lists = StateTable(core), StateTable(core, value=("list", "long"))
     with pytest.raises(UsageError):
         longs.append(1, 1)
-    for call in (lists.put, lists.put_and_get_old):
-        with pytest.raises(UsageError):
-            call(1, [1])
+    with pytest.raises(UsageError):
+        lists.put(1, [1])
     longs.put(1, 5)
     lists.append(1, 5)
-    with pytest.raises(UsageError):
-        lists.transform(1, 1, lambda old, new: [new])
-    with pytest.raises(UsageError):
-        longs.length(1)
     assert contents(longs) == {(1, 0): 5}
     assert contents(lists) == {(1, 0): [5]}
 
@@ -341,11 +317,6 @@ def test_a_table_or_view_needs_a_core(wrong: Any) -> None:
             call(wrong)
 
 
-def test_entries_are_not_made_by_hand() -> None:
-    with pytest.raises(UsageError):
-        StateEntry()
-
-
 # --- marks
 # --------------------------------------------------------------------------------------------------------
 
@@ -405,27 +376,24 @@ def test_snapshots_that_cannot_be_read() -> None:
     core, other = StateCore(), StateCore()
     table, foreign = StateTable(core, max_parallelism=10, key_group_range=(2, 5)), StateTable(other)
     view = core.snapshot()
-    for call in (view.read_group, view.group_size):
+    for call in (lambda: view.rows(foreign, 2, 2), lambda: view.group_sizes(foreign)):
         with pytest.raises(UsageError):
-            call(foreign, 2)
-        for group in (0, 1, 6, 10, 2**31):
-            with pytest.raises(KeyGroupError):
-                call(table, group)
-        with pytest.raises(OverflowError):
-            call(table, -1)
+            call()
+    for group in (0, 1, 6, 10, 2**31):
+        with pytest.raises(KeyGroupError):
+            view.rows(table, group, group)
+    with pytest.raises(OverflowError):
+        view.rows(table, -1, 2)
+    for call in (lambda: view.rows(None, 2, 2), lambda: view.group_sizes(None)):
         with pytest.raises(TypeError):
-            call(None, 2)
-    with pytest.raises(UsageError):
-        view.items(foreign)
-    assert view.items(table) == {}
+            call()
+    assert table.rows_in(view) == {}
     view.release()
     view.release()
     assert view.version == 0
-    for call in (view.read_group, view.group_size):
+    for call in (lambda: view.rows(table, 2, 2), lambda: view.group_sizes(table)):
         with pytest.raises(ClosedError):
-            call(table, 2)
-    with pytest.raises(ClosedError):
-        view.items(table)
+            call()
 
 
 def test_a_table_made_after_a_snapshot_is_empty_in_it() -> None:
@@ -433,8 +401,8 @@ def test_a_table_made_after_a_snapshot_is_empty_in_it() -> None:
     with core.snapshot() as view:
         table = StateTable(core)
         table.put(1, 1)
-        assert view.items(table) == {}
-        assert view.read_group(table, table.group_of(1))["key"].tolist() == []
+        assert table.rows_in(view) == {}
+        assert view.rows(table, 0, 127).columns()["key"].tolist() == []
 
 
 # --- after close
@@ -443,31 +411,23 @@ def test_a_table_made_after_a_snapshot_is_empty_in_it() -> None:
 AFTER_CLOSE = [
     "table.get(1)",
     "table.put(1, 1)",
-    "table.put_and_get_old(1, 1)",
     "table.remove(1)",
     "table.contains(1)",
     "table.timestamp(1)",
-    "table.remove_and_get_old(1)",
-    "table.transform(1, 1, max)",
-    "table.length(1)",
     "table.append(1, 1)",
     "list(table)",
-    "list(table.visitor())",
-    "next(iterator)",
-    "next(visitor)",
+    "table.keys_of(0)",
     "len(table)",
     "table.entry(1)",
     "table.chain(1)",
     "table.map_info(table.group_of(1))",
     "table.metrics()",
     "table._check()",
-    "entry.value",
-    "entry.version",
     "kernels.get_many(table, keys)",
     "kernels.update_many(table, keys, keys)",
     "kernels.remove_many(table, keys)",
     "kernels.find_many(table, keys)",
-    "kernels.reduce_many(table, keys, keys, 'sum')",
+    "add_many(table, keys, keys, AddPlan('sum', 'long'))",
     "core.mark()",
     "core.rollback(mark)",
     "core.snapshot()",
@@ -480,15 +440,16 @@ AFTER_CLOSE = [
     "maps.contains(1, 1)",
     "len(maps)",
     "list(maps.items(1))",
-    "next(items)",
     "maps._check()",
 ]
 SETUP = """
 import numpy as np
 from statebackend._core.batches import kernels
-from statebackend._core.tables.map_table import MapTable
+from statebackend._core.batches.adding_kernels import add_many
+from statebackend._core.core_probe import MapTable
+from statebackend._core.core_probe import StateTable
+from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import ClosedError
 
 core = StateCore()
@@ -499,8 +460,6 @@ for key in range(5):
     table.put(key, key)
     maps.put(1, key, key)
 mark = core.mark()
-entry, iterator, visitor, items = table.entry(1), iter(table), table.visitor(1), maps.items(1)
-next(iterator), next(visitor), next(items)
 core.close()
 """
 
@@ -536,92 +495,10 @@ def test_a_live_snapshot_outlives_close() -> None:
     core.close()
     with pytest.raises(ClosedError):
         table.get(b"a")
-    assert view.items(table) == {(b"a", 0): b"1"}
+    assert table.rows_in(view) == {(b"a", 0): b"1"}
     view.release()
     with pytest.raises(ClosedError):
-        view.items(table)
-
-
-# --- iteration
-# -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("change", ["put", "remove", "batch", "rollback"])
-def test_a_structural_change_ends_iteration(change: str) -> None:
-    core = StateCore()
-    table = StateTable(core, max_parallelism=1)
-    for key in range(20):
-        table.put(key, key)
-    mark = core.mark()
-    table.put(100, 100)
-    iterator = iter(table)
-    next(iterator)
-    if change == "put":
-        table.put(200, 200)
-    elif change == "remove":
-        table.remove(3)
-    elif change == "batch":
-        kernels.update_many(table, np.arange(300, 310), np.arange(10))
-    else:
-        core.rollback(mark)
-    with pytest.raises(RuntimeError):
-        list(iterator)
-
-
-def mid_rehash_table() -> tuple[StateCore, StateTable, int]:
-    core = StateCore()
-    table = StateTable(core, max_parallelism=1)
-    n = 0
-    while n < 1_000 or not table.metrics()["rehashing_maps"]:
-        table.put(n, n)
-        n += 1
-    return core, table, n
-
-
-@pytest.mark.parametrize("call", ["get", "contains", "put"])
-def test_iteration_with_reads_and_overwrites_sees_each_entry_once(call: str) -> None:
-    """Neither is a structural change, but both move entries of a rehash along."""
-    _, table, n = mid_rehash_table()
-    seen = []
-    try:
-        for entry in table:
-            seen.append(entry.key)
-            key = entry.key
-            table.put(key, -key) if call == "put" else getattr(table, call)(key)
-    except RuntimeError:
-        return  # also an answer
-    assert sorted(seen) == list(range(n))
-
-
-def test_iteration_with_overwrites_under_a_snapshot_gives_current_values() -> None:
-    core = StateCore()
-    table = StateTable(core, max_parallelism=1, hash_mask=0)
-    for key in range(10):
-        table.put(key, 0)
-    iterator = iter(table)
-    next(iterator)
-    view = core.snapshot()
-    for key in range(10):
-        table.put(key, 1)  # every entry is replaced by a clone
-    view.release()
-    core.advance(1_000)  # and what it replaced is free
-    try:
-        values = [entry.value for entry in iterator]
-    except RuntimeError:
-        return
-    assert values == [1] * 9
-
-
-def test_the_visitor_tolerates_changes() -> None:
-    core, table, n = mid_rehash_table()
-    seen = set()
-    for step, entries in enumerate(table.visitor(50)):
-        seen.update(entry.key for entry in entries)
-        table.put(10_000 + step, 0)
-        table.remove(10_000 + step)
-        table.get(0)
-        core.advance()
-    assert seen >= set(range(n))
+        table.rows_in(view)
 
 
 # --- overlapping calls

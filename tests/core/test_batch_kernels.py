@@ -14,10 +14,9 @@ import pytest
 from twin.cow_map import hash_int
 
 from statebackend._core.batches import adding_kernels, expiring_kernels, gathering, kernels, map_kernels
+from statebackend._core.core_probe import MapTable, StateTable
 from statebackend._core.tables.accumulators import AddPlan
-from statebackend._core.tables.map_table import MapTable
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import KeyGroupError, MemoryLimitError, UsageError
 from statebackend.state import named_aggregate, named_reduction
 from statebackend.state.ttl import expired
@@ -542,7 +541,7 @@ def test_a_none_keeps_nothing_of_what_was_there_or_given(value: Any) -> None:
     map_kernels.put_many(maps, np.array([1, 1]), np.array([1, 2]), given, nulls=np.array([True, True]))
     assert list(maps.items(1)) == [(1, None), (2, None)]
     view = core.snapshot()
-    rows = view.read_group(maps.entries, 0)
+    rows = view.rows(maps.entries, 0, 0).columns()
     assert (rows["is_null"].all(), rows["value"].any()) == (True, False)
     view.release()
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from map_model import reduce_many
 
 from statebackend._core.batches import kernels
+from statebackend._core.core_probe import StateTable
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 
 pytestmark = pytest.mark.checked
 
@@ -92,7 +93,7 @@ def test_byte_keys_that_differ_in_one_byte_are_told_apart() -> None:
         keys += [plain[:at] + b"K" + plain[at + 1 :] for at in range(length)]
     rows = [key for key in keys for _ in range(2)]  # enough for the batch to be sorted
     for threads in (1, 2):
-        kernels.reduce_many(table, runs_of(rows), np.arange(len(rows)), "last", threads=threads)
+        reduce_many(table, runs_of(rows), np.arange(len(rows)), "last", threads=threads)
         assert len(table) == len(keys)
         found, _ = kernels.get_many(table, runs_of(rows), threads=threads)
         assert found.tolist() == [2 * (row // 2) + 1 for row in range(len(rows))]

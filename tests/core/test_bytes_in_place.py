@@ -11,10 +11,10 @@ import pytest
 from map_model import Layout, array_of, packed
 
 from statebackend._core.batches import adding_kernels, expiring_kernels, kernels
+from statebackend._core.core_probe import StateTable
 from statebackend._core.memory.arena import fail_allocation
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 
 pytestmark = pytest.mark.checked
 
@@ -121,7 +121,7 @@ class Story:
             assert there[number] == (value is not None)
             assert value is None or got[number] == value[0]
         for view, then in self.views:
-            assert view.items(self.table) == {(key, 0): value for key, (value, _) in then.items()}
+            assert self.table.rows_in(view) == {(key, 0): value for key, (value, _) in then.items()}
         self.table._check()
         self.core._check()
 

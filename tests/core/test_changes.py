@@ -10,10 +10,9 @@ import pytest
 
 from statebackend._core.batches.kernels import append_many, update_many
 from statebackend._core.batches.map_kernels import put_many
+from statebackend._core.core_probe import MapTable, StateTable
 from statebackend._core.snapshots.changes import changed_entries
-from statebackend._core.tables.map_table import MapTable
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import UsageError
 
 pytestmark = pytest.mark.checked
@@ -182,7 +181,7 @@ def test_key_groups_are_read_together_in_order():
     with core.snapshot() as view:
         table.put(0, -1)
         sizes = view.group_sizes(table)
-        assert sizes.tolist() == [view.group_size(table, group) for group in range(8)]
+        assert sizes.tolist() == [view.group_sizes(table)[group] for group in range(8)]
         keys = view.rows(table, 2, 5).keys()["key"].tolist()
         assert [table.group_of(key) for key in keys] == np.repeat([2, 3, 4, 5], sizes[2:6]).tolist()
         assert view.rows(table, 0, 7).columns()["value"].min() == 0

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from statebackend._core.batches.kernels import remove_many, update_many
+from statebackend._core.core_probe import StateTable
 from statebackend._core.snapshots.changes import changed_entries, count_changes
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 
 pytestmark = pytest.mark.checked
 

@@ -22,9 +22,9 @@ import pytest
 from map_model import packed, unpacked
 
 from statebackend._core.batches import kernels
+from statebackend._core.core_probe import StateTable
 from statebackend._core.snapshots.snapshot_view import SnapshotView
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 
 pytestmark = pytest.mark.checked
 
@@ -153,11 +153,11 @@ class Reader(threading.Thread):
 
     def run(self) -> None:
         try:
+            self.sizes = self.view.group_sizes(self.table).sum()
             # Group by group at the start, all at once at the end: the latter holds the GIL throughout.
             for group in range(GROUPS):
-                self.sizes += self.view.group_size(self.table, group)
-                self.found.update(self.rows(self.view.read_group(self.table, group)))
-            self.items = self.view.items(self.table)
+                self.found.update(self.rows(self.view.rows(self.table, group, group).columns()))
+            self.items = self.table.rows_in(self.view)
             self.view.release()
         except BaseException as error:  # noqa: BLE001 - reported by the test
             self.error = error
@@ -244,7 +244,7 @@ def test_a_snapshot_of_a_growing_table_in_the_middle_of_a_rehash(rng: random.Ran
 
         def read(view: SnapshotView = view, found: list[Any] = found) -> None:
             for group in range(2):
-                columns = view.read_group(table, group)
+                columns = view.rows(table, group, group).columns()
                 found.extend(zip(columns["key"].tolist(), columns["value"].tolist(), strict=True))
             view.release()
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from statebackend._core.batches.kernels import update_many
+from statebackend._core.core_probe import MapTable, StateTable
 from statebackend._core.snapshots.changes import count_changes
-from statebackend._core.tables.map_table import MapTable
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import UsageError
 
 pytestmark = pytest.mark.checked

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from statebackend._core.batches import kernels
+from statebackend._core.core_probe import MapTable, StateTable, dirty
 from statebackend._core.memory import arena
-from statebackend._core.tables.map_table import MapTable
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import ClosedError, UsageError
 
 pytestmark = pytest.mark.checked
@@ -28,7 +27,7 @@ def test_a_view_released_while_another_thread_reads_it_stays_whole_until_that_is
         def read(view=view, seen=seen, begun=begun):
             begun.set()
             try:
-                seen.append(view.read_group(table, 0)["value"])
+                seen.append(view.rows(table, 0, 0).columns()["value"])
             except ClosedError:
                 seen.append(np.full(1, ord("v"), dtype=np.uint8))
 
@@ -87,7 +86,7 @@ def test_state_goes_when_its_last_view_goes_after_close():
         table.put(key, b"x" * 100)
     view = core.snapshot()
     core.close()
-    assert len(view.items(table)) == 10_000
+    assert len(table.rows_in(view)) == 10_000
     view.release()
     assert core.arena.usage()["run_bytes"] == 0
 
@@ -105,7 +104,6 @@ def test_the_halves_of_a_map_state_are_not_written_directly():
     some = np.array([1], dtype=np.int64)
     for call in (
         lambda: table.entries.put(2, 9),
-        lambda: table.entries.get(2),
         lambda: table.entries.remove(2),
         lambda: table.heads.put(1, 9),
         lambda: table.heads.remove(1),
@@ -117,56 +115,6 @@ def test_the_halves_of_a_map_state_are_not_written_directly():
             call()
     table._check()
     assert list(table.items(1)) == [(2, 3)]
-
-
-def test_an_entry_that_is_gone_or_has_moved_says_so():
-    table = StateTable(StateCore(), value="long", hash_mask=0, max_parallelism=1)
-    for key in range(50):
-        table.put(key, key)
-    entries = list(table)
-    view = table.owner.snapshot()
-    table.put(entries[-1].key, -1)  # clones the whole chain
-    for entry in entries:
-        with pytest.raises(RuntimeError, match="removed or replaced"):
-            _ = entry.value
-    view.release()
-
-
-def test_a_failed_insert_that_began_a_rehash_ends_an_iteration():
-    for n in range(1, 8):
-        table = StateTable(StateCore(seed=1), max_parallelism=1, initial_capacity=64)
-        for key in range(49):
-            table.put(key, key)
-        entries = iter(table)
-        seen = [next(entries).key]
-        arena.fail_allocation(n)
-        try:
-            table.put(1000, 1)
-        except MemoryError:
-            pass
-        finally:
-            arena.fail_allocation(0)
-        try:
-            for entry in entries:
-                seen.append(entry.key)
-                table.get(entry.key)
-        except RuntimeError:
-            continue
-        assert sorted(seen) == list(range(49))
-
-
-def test_iteration_ends_with_a_rollback_even_of_mere_writes():
-    core = StateCore()
-    table = StateTable(core)
-    for key in range(10):
-        table.put(key, key)
-    mark = core.mark()
-    table.put(3, -3)
-    entries = iter(table)
-    next(entries)
-    core.rollback(mark)
-    with pytest.raises(RuntimeError, match="rolled back"):
-        next(entries)
 
 
 def test_a_rollback_that_ran_out_of_memory_is_finished_by_the_next():
@@ -208,8 +156,7 @@ def test_a_put_that_failed_leaves_nothing_dirty():
         try:
             table.put(6, b"b", 2)
         except MemoryError:
-            assert table.heads.dirty(mark) == set()
-            assert table.entries.dirty(mark) == set()
+            assert dirty(table.heads, mark) == dirty(table.entries, mark) == set()
         finally:
             arena.fail_allocation(0)
 

@@ -48,7 +48,6 @@ class TestLists:
             assert table.dirty(mark) == {(1, 0)}
             core.rollback(mark)
             assert table.get(1) == (values[:length] or None)
-            assert table.length(1) == length
         table.append(1, values[0])
         assert table.get(1) == [*values[:length], values[0]]
         table._check()

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from statebackend._core.batches import kernels
+from statebackend._core.core_probe import StateTable
 from statebackend._core.memory.arena import extents_kept
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 
 pytestmark = pytest.mark.checked
 
@@ -154,7 +154,7 @@ def test_thirty_two_thousand_key_groups_are_cheap(traced: Callable[[], int]) -> 
     assert table.metrics()["copied_entries"] <= 10
     core.rollback(mark)
     core.release(mark)
-    assert view.items(table) == {(key, 0): key for key in range(10)}
+    assert table.rows_in(view) == {(key, 0): key for key in range(10)}
     view.release()
     drain(core)
     assert [table.get(key) for key in range(10)] == list(range(10))

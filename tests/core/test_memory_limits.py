@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from statebackend._core.batches import kernels
+from statebackend._core.core_probe import StateTable
 from statebackend._core.memory.arena import fail_allocation, limit_extents
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 from statebackend.backends.heap import HeapBackend
 from statebackend.errors import MemoryLimitError
 from statebackend.state import ValueStateDescriptor

@@ -29,19 +29,16 @@ class TestMemorySafety:
             "table.chain(1)",
             "table.group_of(1)",
             "table._check()",
-            "entry.value",
-            "entry.version",
         ],
     )
     def test_a_handle_says_that_its_core_is_closed(self, use):
         program = f"""
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
+from statebackend._core.core_probe import StateTable
 from statebackend.errors import ClosedError
 core = StateCore()
 table = StateTable(core, value="bytes", max_parallelism=1)
 table.put(1, b"x")
-entry = table.entry(1)
 core.close()
 try:
     {use}
@@ -53,7 +50,7 @@ except ClosedError:
     def test_an_object_that_reads_its_key_while_it_dies_does_not_find_itself(self):
         program = """
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
+from statebackend._core.core_probe import StateTable
 from statebackend.errors import UsageError
 table = StateTable(StateCore(), value="object", max_parallelism=1)
 class Last:
@@ -70,7 +67,7 @@ table.put(1, "new")
     def test_copying_an_object_may_change_the_table(self):
         program = """
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
+from statebackend._core.core_probe import StateTable
 from statebackend.errors import UsageError
 core = StateCore()
 def copy_value(value):
@@ -84,14 +81,14 @@ try:
 except (RuntimeError, UsageError):       # the checked build finds the overlapping call
     pass
 table._check()
-print(view.items(table) == {(1, 0): [1]})
+print(table.rows_in(view) == {(1, 0): [1]})
 """
         assert run_apart(program) == (0, ["True"])
 
     def test_a_table_begins_with_one_page_at_most(self):
         program = """
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
+from statebackend._core.core_probe import StateTable
 from statebackend.errors import UsageError
 try:
     StateTable(StateCore(), initial_capacity=8192)
@@ -113,7 +110,7 @@ print(len(table))
 import numpy as np
 from statebackend._core.batches import kernels
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
+from statebackend._core.core_probe import StateTable
 keys = np.arange(5_000)
 for budget in range(0, 200, 8):
     core = StateCore()

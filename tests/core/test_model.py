@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import pytest
 from map_model import THINGS, Layout, MapModel
 
+from statebackend._core.core_probe import StateTable
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 
 pytestmark = pytest.mark.checked
 
@@ -179,7 +179,7 @@ def test_a_snapshot_keeps_an_object_whose_entry_was_cloned_as_a_neighbour() -> N
         table.put(0, ["written"])  # the entries before it in the chain are cloned
         for key in (1, 2):
             change_in_place(table, key)
-        assert view.items(table) == {(key, 0): [key] for key in range(3)}
+        assert table.rows_in(view) == {(key, 0): [key] for key in range(3)}
 
 
 def test_a_snapshot_keeps_an_object_whose_entry_was_cloned_by_a_rehash() -> None:
@@ -193,7 +193,7 @@ def test_a_snapshot_keeps_an_object_whose_entry_was_cloned_by_a_rehash() -> None
             table.contains(0)
         for key in range(n):
             change_in_place(table, key)
-        assert view.items(table) == {(key, 0): [key] for key in range(n)}
+        assert table.rows_in(view) == {(key, 0): [key] for key in range(n)}
 
 
 @pytest.mark.parametrize("change", ["write", "remove"])
@@ -209,7 +209,7 @@ def test_a_snapshot_keeps_an_object_that_a_rollback_brought_back(change: str) ->
         core.rollback(mark)
         core.release(mark)
         change_in_place(table, 1)
-        assert view.items(table) == {(1, 0): [1]}
+        assert table.rows_in(view) == {(1, 0): [1]}
     assert table.get(1) == [1, "later"]
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from statebackend._core.core_probe import StateTable
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import ClosedError
 
 pytestmark = pytest.mark.checked
@@ -52,7 +52,7 @@ def test_a_number_lives_while_a_mark_a_snapshot_or_a_pin_needs_it(core, holder):
         core.rollback(held)
         assert table.get(1, number) == 10
     elif holder == "snapshot":
-        assert held.items(table) == {(1, number): 10}
+        assert table.rows_in(held) == {(1, number): 10}
         held.release()
         while core.advance(1000):
             pass

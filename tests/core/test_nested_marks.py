@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from statebackend._core.core_probe import StateTable
 from statebackend._core.snapshots.changes import count_changes
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 
 pytestmark = pytest.mark.checked
 

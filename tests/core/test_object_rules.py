@@ -63,27 +63,6 @@ class TestObjects(MapRules):
             table.remove(1)
         assert self.copied == []
 
-    @pytest.mark.parametrize("since", ["snapshot", "mark"])
-    @pytest.mark.parametrize(
-        "hand_out",
-        [
-            lambda table: table.put_and_get_old(1, ["new"]),
-            lambda table: table.remove_and_get_old(1),
-            lambda table: table.transform(1, None, lambda old, _: old),
-        ],
-        ids=["put_and_get_old", "remove_and_get_old", "transform"],
-    )
-    def test_an_old_object_is_copied_before_it_is_handed_out(self, hand_out, since):
-        core, table = self.objects(1)
-        held = getattr(core, since)()
-        hand_out(table).append("changed")
-        assert len(self.copied) == 1
-        if since == "snapshot":
-            assert view_contents(held, table) == {1: [1]}
-        else:
-            core.rollback(held)
-            assert table.get(1) == [1]
-
     def test_an_object_whose_entry_was_cloned_unwritten_is_copied_when_it_is_read(self):
         core, table = self.objects(1, 2)
         with core.snapshot() as view:

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from map_model import reduce_many
 
 import statebackend as sb
 from statebackend._core.batches import kernels
+from statebackend._core.core_probe import StateTable
 from statebackend._core.memory.arena import fail_allocation
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 
 pytestmark = pytest.mark.checked
 
@@ -66,7 +67,7 @@ def test_snapshots_of_before_and_during_show_their_own_moment() -> None:
             table.remove(key)
         table._check()
     for view, contents in random.Random(1).sample(views, len(views)):
-        assert {key: value for (key, _), value in view.items(table).items()} == contents
+        assert {key: value for (key, _), value in table.rows_in(view).items()} == contents
         view.release()
         settle(core)
         table._check()
@@ -106,18 +107,6 @@ def test_a_map_goes_on_shrinking_after_a_rollback_of_a_removal() -> None:
     assert bytes_of(table) < 4_000
 
 
-def test_an_iterator_is_not_disturbed_and_delays_the_shrinking() -> None:
-    core, table = filled(20_000)
-    kernels.remove_many(table, np.arange(1_000, 20_000))
-    seen = []
-    for entry in table:
-        core.advance(10)
-        seen.append((entry.key, entry.value))
-    assert sorted(seen) == [(key, key) for key in range(1_000)]
-    settle(core)
-    assert bytes_of(table) < 100_000
-
-
 def test_a_rollback_that_memory_ended_keeps_what_a_later_snapshot_sees() -> None:
     for nth in range(1, 40):
         core = StateCore(seed=1)
@@ -136,13 +125,13 @@ def test_a_rollback_that_memory_ended_keeps_what_a_later_snapshot_sees() -> None
         except MemoryError:
             fail_allocation(0)
             second = core.snapshot()
-            contents = second.items(table)
+            contents = table.rows_in(second)
             core.rollback(mark)
             core.release(mark)
             settle(core)
             for key in range(1_000, 1_900):
                 table.put(key, b"zzzz%d" % key)
-            assert second.items(table) == contents
+            assert table.rows_in(second) == contents
             second.release()
         finally:
             fail_allocation(0)
@@ -159,9 +148,7 @@ def test_batches_on_maps_that_grow_and_shrink_put_each_key_once(capacity: int, r
         for _ in range(10):
             rows, keys, base = rng.choice((4_096, 5_000, 9_000)), rng.choice((100, 400, 1_000, 5_000)), 1_000
             batch = [base * rng.randrange(3) + rng.randrange(keys) for _ in range(rows)]
-            kernels.reduce_many(
-                table, np.array(batch), np.ones(rows, np.int64), "sum", threads=rng.choice((1, 2))
-            )
+            reduce_many(table, np.array(batch), np.ones(rows, np.int64), "sum", threads=rng.choice((1, 2)))
             for key in batch:
                 sums[key] = sums.get(key, 0) + 1
             table._check()
@@ -179,7 +166,7 @@ def test_a_first_batch_makes_room_for_keys_whatever_the_sample_says(keys: int) -
         core = StateCore(seed=seed)
         table = StateTable(core, max_parallelism=1)
         rows = np.random.default_rng(seed).integers(0, keys, 1_000_000)
-        kernels.reduce_many(table, rows, np.ones(len(rows), np.int64), "sum")
+        reduce_many(table, rows, np.ones(len(rows), np.int64), "sum")
         assert table.map_info(0)["primary_capacity"] <= max(1_024, 6 * keys)
         core.close()
 

@@ -53,22 +53,15 @@ class Pair:
 
     def put(self):
         key, value, at = self.random.choice(self.key), self.value(self.random), self.random.randrange(1000)
-        name = self.random.choice(("put", "put", "put_and_get_old"))
-        self.both(lambda core, table: getattr(table, name)(key, value, timestamp=at))
-
-    def transform(self):
-        key, value = self.random.choice(self.key), self.value(self.random)
-        self.both(
-            lambda core, table: table.transform(key, value, lambda old, new: new if old is None else old)
-        )
+        self.both(lambda core, table: table.put(key, value, timestamp=at))
 
     def look(self):
         key, name = self.random.choice(self.key), self.random.choice(("get", "contains", "timestamp"))
         self.both(lambda core, table: getattr(table, name)(key))
 
     def remove(self):
-        key, name = self.random.choice(self.key), self.random.choice(("remove", "remove_and_get_old"))
-        self.both(lambda core, table: getattr(table, name)(key))
+        key = self.random.choice(self.key)
+        self.both(lambda core, table: table.remove(key))
 
     def mark(self):
         if len(self.marks) < 4:
@@ -91,7 +84,7 @@ class Pair:
     def release_snapshot(self):
         if self.views:
             view = self.views.pop(self.random.randrange(len(self.views)))
-            self.on_each(view, lambda core, table, view: view.items(table))
+            self.on_each(view, lambda core, table, view: table.rows_in(view))
             self.on_each(view, lambda core, table, view: view.release())
 
     def advance(self):
@@ -99,8 +92,7 @@ class Pair:
         self.both(lambda core, table: core.advance(budget))
 
     STEPS = {
-        put: 40,
-        transform: 8,
+        put: 48,
         look: 15,
         remove: 22,
         mark: 3,
@@ -129,11 +121,10 @@ class Pair:
         self.both(lambda core, table: [(e.key, e.version, e.value) for e in table.chain(key)])
         if deep:
             self.both(lambda core, table: [(e.key, e.version, e.value) for e in table])
-            self.both(lambda core, table: [e.key for found in table.visitor(7) for e in found])
             for mark in self.marks:
                 self.on_each(mark, lambda core, table, mark: table.dirty(mark))
             for view in self.views:
-                self.on_each(view, lambda core, table, view: view.items(table))
+                self.on_each(view, lambda core, table, view: table.rows_in(view))
             for side in self.sides:
                 side.table._check()
                 side.core._check()
@@ -210,7 +201,7 @@ def test_objects_changed_in_place_stay_as_they_were_in_snapshots_and_before_mark
     made = which.make(value="object", copy_value=copy.copy, hash_mask=3, initial_capacity=4)
     core, table, state, views, marks = made.core, made.table, {}, [], []
     for number in range(800):
-        key, action = r.randrange(12), r.choice("ppggggttrosSmMb")
+        key, action = r.randrange(12), r.choice("ppppggggrrsSmMb")
         if action == "p":
             table.put(key, [number])
             state[key] = [number]
@@ -218,17 +209,8 @@ def test_objects_changed_in_place_stay_as_they_were_in_snapshots_and_before_mark
             table.get(key).append(number)
             table.put(key, table.get(key))
             state[key] = [*state[key], number]
-        elif action == "t":
-            handed_out = table.put_and_get_old(key, [number])
-            assert handed_out == state.get(key)
-            if handed_out is not None:
-                handed_out.append("changed by its reader")
-            state[key] = [number]
-        elif action in "ro":
-            handed_out = table.remove_and_get_old(key)
-            assert handed_out == state.pop(key, None)
-            if handed_out is not None:
-                handed_out.append("changed by its reader")
+        elif action == "r":
+            assert table.remove(key) == (state.pop(key, None) is not None)
         elif action == "s" and len(views) < 3:
             views.append((core.snapshot(), {key: list(value) for key, value in state.items()}))
         elif action == "S" and views:

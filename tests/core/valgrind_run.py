@@ -73,7 +73,7 @@ def main() -> None:
     kernels.update_many(model.table, keys, keys, threads=2)
     view = model.core.snapshot()
     kernels.update_many(model.table, keys, -keys, threads=2)
-    assert sorted(view.read_group(model.table, 0)["value"].tolist()) == keys.tolist()
+    assert sorted(view.rows(model.table, 0, 0).columns()["value"].tolist()) == keys.tolist()
     view.release()
     kernels.remove_many(model.table, keys, threads=2)
     model.finish()

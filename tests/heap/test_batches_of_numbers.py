@@ -92,7 +92,7 @@ def config_of(rng: random.Random) -> StateTtlConfig:
 def rows_of(view: Any, keyed: Any, table: Any, expires: bool) -> dict[Any, str]:
     rows = {}
     for group in range(keyed.max_parallelism):
-        columns = view.read_group(table, group)
+        columns = view.rows(table, group, group).columns()
         if len(columns["value"]):
             keys, values = columns["key"].tolist(), columns["value"].tolist()
             stamps = columns["timestamp"].tolist() if expires else [0] * len(keys)

@@ -267,8 +267,8 @@ def test_what_ends_in_the_middle_of_a_removal() -> None:
         def __del__(self) -> None:
             self.act()
 
+    from statebackend._core.core_probe import MapTable
     from statebackend._core.memory.arena import is_checked_build
-    from statebackend._core.tables.map_table import MapTable
     from statebackend._core.tables.state_core import StateCore
 
     if is_checked_build():

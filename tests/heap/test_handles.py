@@ -14,6 +14,7 @@ import pytest
 
 import statebackend as sb
 from statebackend import types as t
+from statebackend._core.core_probe import rows_in
 from statebackend._core.memory import arena
 from statebackend.backends import available_backends
 from statebackend.backends.heap import HeapBackend
@@ -129,7 +130,7 @@ def test_reads_of_a_growing_map_move_entries_and_find_them(keyed: Any) -> None:
         state.update(other)
         assert state.value() == other
     assert view is not None
-    assert len(view.items(state.plain)) == 3_001
+    assert len(rows_in(view, state.plain)) == 3_001
     view.release()
     state.plain._check()
 
@@ -328,7 +329,7 @@ def test_a_change_that_is_stored_is_undone_with_its_batch(keyed: Any, kind: str)
         for number in (1, 2):
             change(number)
         table = state.plain_map.entries if kind == "map" else state.plain
-        assert next(iter(view.items(table).values())) == ([[0]] if kind == "list" else [0])
+        assert next(iter(rows_in(view, table).values())) == ([[0]] if kind == "list" else [0])
         keyed.rollback(mark)
         keyed.release(mark)
         view.release()

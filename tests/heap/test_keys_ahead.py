@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import statebackend as sb
 from statebackend import types as t
+from statebackend._core.core_probe import StateTable
 from statebackend._core.handles.key_shape import _bytes_of
 from statebackend._core.handles.look_ahead import _map_keys_expected
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 from statebackend.columns.codec_choice import key_codec
 from statebackend.errors import KeyGroupError, SerializationError
 from statebackend.keys import key_encoder

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from statebackend._core.batches import kernels
+from statebackend._core.batches.adding_kernels import add_many
+from statebackend._core.core_probe import StateTable
 from statebackend._core.key_groups import HashPlan
 from statebackend._core.memory.arena import fail_allocation
-from statebackend._core.tables.accumulators import OPERATIONS
+from statebackend._core.tables.accumulators import OPERATIONS, AddPlan
 from statebackend._core.tables.state_core import StateCore
-from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import KeyGroupError
 
 NAMESPACES = (0, 1, 2)
@@ -94,12 +95,23 @@ def list_of(values, kind):
     return values.tolist()
 
 
+def reduce_many(table, keys, values, reduction, **options):
+    """Reduce numbers into those of a table, as a state with a named reduction does."""
+    kind = next(kind for kind, dtype in DTYPES.items() if values.dtype == dtype)
+    return add_many(table, keys, values, AddPlan(reduction, kind), **options)
+
+
+def is_defined(kind, reduction):
+    """Whether a state has such a reduction over such numbers."""
+    if reduction in ("any", "all"):
+        return kind == "bool"
+    return kind == "long" if reduction == "count" else kind != "bool" or reduction not in ("sum", "product")
+
+
 def reduced(reduction, kind, old, value):
     """One step of a reduction as the kernels define it: `old` None means that there was nothing."""
     if reduction == "count":
         result = (old or 0) + 1
-    elif old is None and reduction in ("any", "all"):
-        return value if kind == "bool" else type(value)(value != 0)
     elif old is None:
         result = value
     elif reduction in ("sum", "product"):
@@ -112,8 +124,7 @@ def reduced(reduction, kind, old, value):
     elif reduction == "max":
         result = old if math.isnan(old) else value if math.isnan(value) or value > old else old
     elif reduction in ("any", "all"):
-        result = (old != 0 or value != 0) if reduction == "any" else (old != 0 and value != 0)
-        result = result if kind == "bool" else float(result) if kind in ("double", "float") else int(result)
+        result = old or value if reduction == "any" else old and value
     else:
         result = old if reduction == "first" else value
     bits = INTEGER_BITS.get(kind)
@@ -196,9 +207,9 @@ class MapModel:
         rare = min(1.0, 2000 / self.n_keys)
         actions = {
             self.put: 50,
+            **({self.change_in_place: 8} if self.kind == "copied" else {}),
             self.get: 20,
             self.remove: 20,
-            self.transform: 8,
             self.snapshot: rare,
             self.release_snapshot: rare,
             self.mark: rare,
@@ -206,11 +217,8 @@ class MapModel:
             self.release_mark: 0.6 * rare,
             self.advance: 0.5,
             self.iterate: 0.05 * rare,
-            self.visit: 0.05 * rare,
             self.renumber: 0.05 * rare,
         }
-        if self.is_list:
-            del actions[self.transform]
         if self.kind not in ("object", "copied"):
             actions[self.remove_many] = 0.1
             actions[self.put_many] = 0.3
@@ -242,9 +250,6 @@ class MapModel:
         where, value, timestamp = self.where(), self.make(self.random), self.timestamp()
         if self.is_list:
             self.table.append(where[0], value, where[1], timestamp)
-        elif self.random.random() < 0.3:
-            old = self.table.put_and_get_old(where[0], value, where[1], timestamp)
-            assert self.same(old, self.state.get(where))
         else:
             self.table.put(where[0], value, where[1], timestamp)
         self.set(where, value, timestamp)
@@ -255,19 +260,13 @@ class MapModel:
         expected = self.state.get(where)
         assert self.same(self.table.get(*where), expected)
         assert self.table.contains(*where) == (expected is not None)
-        if self.is_list:
-            assert self.table.length(*where) == (0 if expected is None else len(expected[0]))
-        elif self.layout.timestamps:
+        if self.layout.timestamps and not self.is_list:
             assert self.table.timestamp(*where) == (None if expected is None else expected[1])
         self.operations += 1
 
     def remove(self):
         where = self.where()
-        expected = self.state.get(where)
-        if self.random.random() < 0.5:
-            assert self.table.remove(*where) == (expected is not None)
-        else:
-            assert self.same(self.table.remove_and_get_old(*where), expected)
+        assert self.table.remove(*where) == (where in self.state)
         self.forget(where)
         self.operations += 1
 
@@ -275,26 +274,20 @@ class MapModel:
         if self.state.pop(where, None) is not None:
             self.touch(where)
 
-    def transform(self):
-        where, value, timestamp = self.where(), self.make(self.random), self.timestamp()
-        old = self.state.get(where)
-
-        def change(a, b):
-            if self.kind != "copied" or a is None:
-                return b if a is None else a
-            a.append(b[0])  # in place: marks and snapshots must not see it
-            return a
-
-        new = value if old is None else [*old[0], value[0]] if self.kind == "copied" else old[0]
+    def change_in_place(self):
+        """A reader changes its object and puts it back; marks and snapshots must not see it."""
+        where, timestamp = self.where(), self.timestamp()
+        mine = self.table.get(*where)
+        if mine is None:
+            return
+        mine.append(self.make(self.random)[0])
         try:
-            answer = self.table.transform(where[0], value, change, where[1], timestamp)
+            self.table.put(where[0], mine, where[1], timestamp)
         except MemoryError:
-            if self.kind == "copied":
-                self.table.remove(*where)  # the reader changed it and could not write it back
-                self.forget(where)
+            self.table.remove(*where)  # the reader could not write it back
+            self.forget(where)
             raise
-        assert answer == new
-        self.set(where, new, timestamp)
+        self.set(where, mine, timestamp)
         self.operations += 1
 
     def same(self, found, expected):
@@ -370,13 +363,7 @@ class MapModel:
     def reduce_many(self):
         keys, array, foreign, options = self.batch()
         values, timestamp = [self.make(self.random) for _ in keys], self.timestamp()
-        reductions = [
-            r
-            for r in OPERATIONS
-            if not (self.kind == "bool" and r in ("sum", "product", "count"))
-            and not (self.kind in ("double", "float") and r == "count")
-        ]
-        reduction = self.random.choice(reductions)
+        reduction = self.random.choice([r for r in OPERATIONS if is_defined(self.kind, r)])
         results, overflows = {}, False
         for key, value in zip(keys, values, strict=True):
             where = key, options["namespace"]
@@ -389,7 +376,7 @@ class MapModel:
         try:
             answer = self.call(
                 foreign,
-                kernels.reduce_many,
+                reduce_many,
                 array,
                 array_of(values, self.kind),
                 reduction,
@@ -429,7 +416,7 @@ class MapModel:
             view.release()
 
     def compare_snapshot(self, view, state):
-        found = view.items(self.table)
+        found = self.table.rows_in(view)
         assert len(found) == len(state), f"{len(found)} rows in the snapshot, expected {len(state)}"
         for where, value in state.items():
             assert self.same(found[where], value), where
@@ -483,13 +470,6 @@ class MapModel:
         assert len(found) == len(self.state)
         for where, value in found.items():
             assert self.same(value, self.state[where])
-
-    def visit(self):
-        found = {}
-        for entries in self.table.visitor(self.random.choice((1, 7, 1000))):
-            for e in entries:
-                found[e.key, e.namespace] = e.value
-        assert set(found) == set(self.state)
 
     def advance(self):
         self.core.advance(self.random.choice((1, 10, 1000)))

@@ -489,12 +489,6 @@ def rehash_step(table, map):
         table.moved_entries += moved
 
 
-def complete_rehash(table, map):
-    """Move all that is left of a rehash."""
-    while map.secondary.capacity:
-        rehash_step(table, map)
-
-
 # --- shrinking -------------------------------------------------------------------------------------
 
 
@@ -552,7 +546,7 @@ def empty_old_runs(table, map):
 
 def shrink_maps(core, budget):
     """Make maps smaller, one after the other."""
-    while budget > 0 and core.sparse and not core.iterators:
+    while budget > 0 and core.sparse:
         map = core.sparse[0]
         see_snapshots(core, map)
         if map.secondary.capacity:
@@ -811,7 +805,7 @@ def drain(core, budget):
         if budget > 0:
             budget = reclaim_log(journal, budget)
     budget = shrink_maps(core, budget)
-    if budget <= 0 or core.dead_directories or core.garbage.records or (core.sparse and not core.iterators):
+    if budget <= 0 or core.dead_directories or core.garbage.records or core.sparse:
         core.pending = True
 
 

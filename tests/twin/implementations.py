@@ -10,7 +10,8 @@ import pytest
 
 import twin.state_core
 import twin.state_table
-from statebackend._core.tables import state_core, state_table
+from statebackend._core import core_probe
+from statebackend._core.tables import state_core
 
 
 class Implementation:
@@ -44,7 +45,7 @@ class Implementation:
         return made
 
 
-COMPILED = Implementation("compiled", state_core.StateCore, state_table.StateTable)
+COMPILED = Implementation("compiled", state_core.StateCore, core_probe.StateTable)
 TWIN = Implementation("twin", twin.state_core.StateCore, twin.state_table.StateTable)
 
 
@@ -63,17 +64,11 @@ def versions(table: Any, key: Any) -> dict[Any, int]:
 
 
 def contents(table: Any) -> dict[Any, Any]:
-    """All entries, by iteration, which completes a rehash."""
     return {entry.key: entry.value for entry in table}
 
 
-def visited(table: Any) -> dict[Any, Any]:
-    """All entries, by a visitor: nothing moves."""
-    return {entry.key: entry.value for found in table.visitor(7) for entry in found}
-
-
 def view_contents(view: Any, table: Any) -> dict[Any, Any]:
-    return {key: value for (key, _), value in view.items(table).items()}
+    return {key: value for (key, _), value in table.rows_in(view).items()}
 
 
 def reclaim(core: Any) -> None:

@@ -41,7 +41,7 @@ class StateCore:
         self.newest = self.oldest = None
         self.garbage, self.dead_directories, self.journals = Log(), [], []
         self.pending = self.any_released = False
-        self.sparse, self.iterators = [], 0
+        self.sparse = []
         self.seed, self.tables, self.open_marks = seed, [], []
         self.next_slot_number = count(1).__next__
 

@@ -1,4 +1,4 @@
-"""The twin of `state_table.pyx`, `entry_views.pyx` and `snapshot_view.pyx`; see `cow_map.py`.
+"""The twin of `state_table.pyx`, `core_probe.pyx` and `snapshot_view.pyx`; see `cow_map.py`.
 
 Values are "long", "bytes" or "object".
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from statebackend._core.key_groups import HashPlan
 from statebackend.errors import ClosedError, SerializationTypeError, UsageError
 from twin.cow_map import (
-    FREE_SLOT,
     RECORD_COPIED,
     RECORD_MOVED,
     CowMap,
@@ -17,7 +16,6 @@ from twin.cow_map import (
     bucket,
     chain_head,
     check_map,
-    complete_rehash,
     find,
     hash_bytes,
     hash_int,
@@ -99,27 +97,16 @@ class StateTable:
     # --- one key at a time ---
 
     def put(self, key, value, namespace=0, timestamp=0):
-        self._put(key, value, namespace, timestamp, False)
-
-    def put_and_get_old(self, key, value, namespace=0, timestamp=0):
-        return self._put(key, value, namespace, timestamp, True)
-
-    def _put(self, key, value, namespace, timestamp, want_old):
         self.owner.enter()
         self.check_value(value)
         hash, map, slot = self.locate(key, namespace)
-        old = None
         if map is None:
             map = self.maps[self.group_of(key)] = CowMap(self, self.group_of(key))
         if slot is not None:
-            if want_old:
-                slot = self._unshare(map, slot, hash)
-                old = slot.payload[1]
             slot = slot_for_write(self, map, slot, hash)
         else:
             slot = insert(self, map, key, namespace, hash)
         slot.payload = (timestamp, value)
-        return old
 
     def get(self, key, namespace=0):
         self.owner.enter()
@@ -151,26 +138,12 @@ class StateTable:
         return slot.payload[0] if slot is not None and self.has_timestamp else None
 
     def remove(self, key, namespace=0):
-        return self._remove(key, namespace, False)[0]
-
-    def remove_and_get_old(self, key, namespace=0):
-        return self._remove(key, namespace, True)[1]
-
-    def _remove(self, key, namespace, want_old):
         self.owner.enter()
         hash, map, slot = self.locate(key, namespace)
         if slot is None:
-            return False, None
-        if want_old:
-            slot = self._unshare(map, slot, hash)
-        old = slot.payload[1]
+            return False
         remove(self, map, slot, hash)
-        return True, old if want_old else None
-
-    def transform(self, key, argument, function, namespace=0, timestamp=0):
-        new = function(self.get(key, namespace), argument)
-        self.put(key, new, namespace, timestamp)
-        return new
+        return True
 
     # --- iteration and inspection ---
 
@@ -178,25 +151,10 @@ class StateTable:
         return self.entries
 
     def __iter__(self):
-        """All live entries, in no order; fails at the next step after a structural change.
-
-        A rehash in progress is completed when the walk comes to a map, because reads would go on with it.
-        """
-        self.core.iterators += 1
-        try:
-            for group in sorted(self.maps):
-                map = self.maps[group]
-                if map.secondary.capacity:
-                    see_snapshots(self.core, map)
-                    complete_rehash(self, map)
-                modifications = map.modifications
-                for slot in self.live_slots(map):
-                    yield StateEntry(slot)
-                    if map.modifications != modifications:
-                        raise RuntimeError("the state changed during iteration")
-        finally:
-            self.core.iterators -= 1
-            self.core.pending = True
+        """All live entries, in no order."""
+        return iter(
+            [StateEntry(slot) for group in sorted(self.maps) for slot in self.live_slots(self.maps[group])]
+        )
 
     @staticmethod
     def live_slots(map):
@@ -207,24 +165,6 @@ class StateTable:
                 following = slot.next
                 yield slot
                 slot = following
-
-    def visitor(self, slots_per_step=1024):
-        """An iterator over lists of entries, by runs of slots, that tolerates changes in between."""
-        found, looked = [], 0
-        for group in range(self.max_parallelism):
-            map, run = self.maps.get(group), 0
-            while map is not None and run < len(map.runs):
-                index = 0
-                while run < len(map.runs) and index < len(map.runs[run]) and map.runs[run][index] is not None:
-                    slot = map.runs[run][index]
-                    index, looked = index + 1, looked + 1
-                    if slot.version != FREE_SLOT and find(map, slot.key, slot.namespace, slot.hash) is slot:
-                        found.append(StateEntry(slot))
-                    if looked == slots_per_step:
-                        yield found
-                        found, looked = [], 0
-                run += 1
-        yield found
 
     def entry(self, key, namespace=0):
         hash, group = self.split_key(key, namespace)
@@ -239,6 +179,9 @@ class StateTable:
             found.append(StateEntry(slot))
             slot = slot.next
         return found
+
+    def rows_in(self, view):
+        return view.items(self)
 
     def map_info(self, group):
         map = self.maps.get(group)
@@ -350,9 +293,9 @@ class SnapshotView:
         matching = (d for d in map.directories if d.low <= self.snapshot.version <= d.high)
         return next(matching, None)
 
-    def group_size(self, table, group):
-        directory = self.directory(table, group)
-        return directory.size if directory is not None else 0
+    def group_sizes(self, table):
+        found = (self.directory(table, group) for group in range(table.max_parallelism))
+        return [directory.size if directory is not None else 0 for directory in found]
 
     def items(self, table):
         """All rows as {(key, namespace): value}."""

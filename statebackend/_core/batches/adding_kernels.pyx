@@ -119,7 +119,9 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
     >>> from statebackend._core.tables.accumulators import AddPlan
     >>> plan = AddPlan("average")
     >>> add_many(table, np.array([1, 2, 1]), np.array([1.0, 5.0, 2.0]), plan)
-    >>> np.frombuffer(table.get(1), dtype=[("nulls", "u1"), ("sum", "<f8"), ("count", "<i8")])["sum"]
+    >>> from statebackend._core.batches.kernels import get_many
+    >>> values, _ = get_many(table, np.array([1]))
+    >>> np.frombuffer(values, dtype=[("nulls", "u1"), ("sum", "<f8"), ("count", "<i8")])["sum"]
     array([3.])
     """
     cdef BatchCall call = BatchCall(table, keys, namespace, threads)

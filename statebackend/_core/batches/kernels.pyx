@@ -44,10 +44,10 @@ from statebackend._core.memory.platform cimport (
     add_i64, claim, hash_int, likely, load_u32, prefetch, prefetch_write, store_u32, unlikely)
 from statebackend._core.tables.state_table cimport StateTable
 from statebackend._core.tables.values cimport (
-    CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT64, CODE_LIST, CODE_OBJECT, CODE_RAW)
+    CODE_ANCHOR, CODE_BLOB, CODE_FLOAT, CODE_INT64, CODE_LIST, CODE_OBJECT, CODE_RAW)
 from statebackend._core.tables.writing cimport put_value, write_bytes, write_value
 from statebackend._core.tables.reductions cimport (
-    OP_ALL, OP_APPEND, OP_COUNT, OP_FIND, OP_GET, OP_PRODUCT, OP_READ, OP_REDUCE, OP_REMOVE, OP_SUM, OP_UPDATE,
+    OP_ALL, OP_APPEND, OP_FIND, OP_GET, OP_READ, OP_REDUCE, OP_REMOVE, OP_SUM, OP_UPDATE,
     Operation, add_overflow, is_write, reduce_into)
 from statebackend._core.tables.expiry cimport is_expired, written_at
 from statebackend._core.tables.state_core cimport StateCore, discard_log
@@ -55,9 +55,8 @@ from statebackend._core.tables.lists cimport list_append
 
 from statebackend._core.batches.staging cimport Staged, come_to, is_key, stage_rows
 
-from statebackend._core.batches.gathering import distinct_slots, lists_at, values_at
+from statebackend._core.batches.gathering import lists_at
 from statebackend._core.memory.blob_columns import blobs_of
-from statebackend._core.tables.accumulators import OPERATIONS
 from statebackend._core.tables.state_table import DTYPES
 from statebackend.errors import KeyGroupError, UsageError
 
@@ -1519,8 +1518,8 @@ def update_many(StateTable table not None, keys, values, *, namespace=0, timesta
     >>> from statebackend._core.tables.state_table import StateTable
     >>> table = StateTable(StateCore(), value="long")
     >>> update_many(table, np.array([1, 2, 1]), np.array([10, 20, 30]))
-    >>> table.get(1)
-    30
+    >>> get_many(table, np.array([1]))
+    (array([30]), array([ True]))
     """
     cdef BatchCall call = BatchCall(table, keys, namespace, threads)
     if table.value_code >= CODE_OBJECT:
@@ -1569,48 +1568,6 @@ def remove_many(StateTable table not None, keys, *, namespace=0, int threads=1):
         raise UsageError("objects are not removed in batches")
     call.run(OP_REMOVE)
     return found.view(bool)
-
-
-def reduce_many(StateTable table not None, keys, values, reduction, *, namespace=0, timestamp=0, int threads=1,
-                return_touched=False):
-    """Reduce each value into its key's, in order; `reduction` is one of OPERATIONS. Atomic, overflow raises.
-
-    With `return_touched`, returns the first row of each distinct key, in order, and the reduced values there.
-
-    >>> import numpy as np
-    >>> from statebackend._core.tables.state_core import StateCore
-    >>> from statebackend._core.tables.state_table import StateTable
-    >>> table = StateTable(StateCore(), value="long")
-    >>> reduce_many(table, np.array([5, 6, 5]), np.array([1, 2, 3]), "sum", return_touched=True)
-    (array([0, 1]), array([4, 2]))
-    """
-    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
-    cdef int code = table.value_code
-    if reduction not in OPERATIONS:
-        raise UsageError("unknown reduction", detail=repr(reduction), hint=f"one of {', '.join(OPERATIONS)}")
-    if code == CODE_RAW or code >= CODE_BLOB:
-        raise UsageError("only numbers and booleans are reduced in batches")
-    if code == CODE_BOOL and OPERATIONS[reduction] in (OP_SUM, OP_PRODUCT, OP_COUNT):
-        raise UsageError(f"booleans have no {reduction}", hint="use any, all, min, max, first or last")
-    if OPERATIONS[reduction] == OP_COUNT:
-        if code in (CODE_DOUBLE, CODE_FLOAT):
-            raise UsageError("a count is an integer")
-        values = np.zeros(call.batch.n, dtype=DTYPES[code])
-    call.set_values(values, code, table.table.layout.value_width)
-    call.set_timestamps(timestamp)
-    if return_touched:
-        slots = np.zeros(call.batch.n, dtype=np.uint32)
-        call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
-    if not return_touched:
-        call.run(OPERATIONS[reduction])
-        return None
-    table.owner.hold()
-    try:
-        call.run(OPERATIONS[reduction])
-        rows = distinct_slots(slots)
-        return rows, values_at(table, slots[rows])
-    finally:
-        table.owner.let_go()
 
 
 def append_many(StateTable table not None, keys, values, *, namespace=0, timestamp=0, int threads=1):

@@ -220,8 +220,8 @@ def put_many(MapTable maps not None, keys, map_keys, values, *, nulls=None, name
     >>> from statebackend._core.tables.state_core import StateCore
     >>> maps = MapTable(StateCore(), key="int", map_key="int", value="long")
     >>> put_many(maps, np.array([1, 1, 1]), np.array([7, 8, 7]), np.array([10, 20, 30]))
-    >>> list(maps.items(1))
-    [(7, 30), (8, 20)]
+    >>> get_many(maps, np.array([1, 1]), np.array([7, 8]))
+    (array([30, 20]), array([ True,  True]))
     """
     cdef MapRows rows
     rows.op, rows.shows_expired, rows.renews = MAP_PUT, False, False

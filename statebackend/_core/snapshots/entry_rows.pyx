@@ -78,7 +78,7 @@ cdef class EntryRows:
                         None if self.kept is None else self.kept[rows], self.was_removed[rows])
 
     def keys(self):
-        """Return the columns of keys and namespaces, under the names of `SnapshotView.read_group`."""
+        """Return the columns of keys and namespaces, under the names of `columns`."""
         self.moment.begin_reading()
         try:
             return read_keys(self.table, self.addresses)
@@ -86,7 +86,11 @@ cdef class EntryRows:
             self.moment.end_reading()
 
     def columns(self):
-        """Return all columns. Every row has to be live."""
+        """Return all columns: a dict of numpy arrays, with an array of Python objects for objects.
+
+        `key` is int64, or (`key_offsets`, `key`) for byte keys; likewise `value`; `namespace`, `timestamp` and
+        `sequence` where the table has them. Lists give `list_offsets` and one row an element. Every row has to be live.
+        """
         if not self.is_live.all():
             raise UsageError("of what was removed only keys are left")
         self.moment.begin_reading()

@@ -12,8 +12,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
 from statebackend._core.memory.arena cimport address
 from statebackend._core.tables.cow_map cimport (
-    PAGE_BUCKETS, PAGE_SHIFT, Core, CowMap, Directory, Entry, entry_at, key_object, namespace_of, see_snapshots)
-from statebackend._core.snapshots.entry_rows cimport Moment, new_rows, read_columns
+    PAGE_BUCKETS, PAGE_SHIFT, Core, CowMap, Directory, Entry, entry_at, see_snapshots)
+from statebackend._core.snapshots.entry_rows cimport Moment, new_rows
 from statebackend._core.memory.platform cimport load_ptr, load_u32, prefetch, spin_lock, spin_unlock, store_u32
 from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.tables.state_table cimport StateTable
@@ -79,16 +79,6 @@ cdef class SnapshotView(Moment):
         if self.released and self.readers == 0:
             self._release()
 
-    def group_size(self, StateTable table not None, uint32_t group):
-        """The number of entries that the table had in a key group at the time of the snapshot."""
-        cdef Directory *directory
-        self.begin_reading()
-        try:
-            directory = self._directory(table, group)
-            return directory.size if directory != NULL else 0
-        finally:
-            self.end_reading()
-
     cdef Directory *_directory(self, StateTable table, uint32_t group) except? NULL:
         cdef CowMap *map
         cdef Directory *directory
@@ -109,27 +99,6 @@ cdef class SnapshotView(Moment):
             directory = directory.older
         spin_unlock(&self.owner.core.directory_lock)
         return directory
-
-    def read_group(self, StateTable table not None, uint32_t group):
-        """The rows of a key group as columns: a dict of numpy arrays (object arrays for objects).
-
-        `key` is int64, or (`key_offsets`, `key`) for byte keys; likewise `value`; `namespace`, `timestamp` and
-        `sequence` where the table has them. Lists give `list_offsets` and one row an element. Rows are in no order.
-        """
-        cdef Directory *directory
-        cdef uint64_t n
-        cdef uint64_t[::1] rows
-        self.begin_reading()
-        try:
-            directory = self._directory(table, group)
-            n = directory.size if directory != NULL else 0
-            rows = np.empty(max(n, 1), dtype=np.uint64)
-            if n:
-                with nogil:
-                    collect_entries(&self.owner.core, directory, &rows[0])
-            return read_columns(table, rows[:n], None)
-        finally:
-            self.end_reading()
 
     def group_sizes(self, StateTable table not None):
         """The number of entries that the table had in each of its key groups."""
@@ -173,29 +142,6 @@ cdef class SnapshotView(Moment):
         groups = np.repeat(np.array([group for group, _, _ in found], dtype=np.int64),
                            np.array([size for _, size, _ in found], dtype=np.int64))
         return new_rows(table, self, addresses, groups, np.ones(n, dtype=np.bool_))
-
-    def items(self, StateTable table not None):
-        """All rows as {(key, namespace): value}; lists as lists. For tests and small states."""
-        cdef Directory *directory
-        cdef uint64_t i
-        cdef uint64_t[::1] rows
-        cdef Entry *entry
-        out = {}
-        self.begin_reading()
-        try:
-            for group in range(table.table.first_group, table.table.first_group + table.table.n_maps):
-                directory = self._directory(table, group)
-                if directory == NULL:
-                    continue
-                rows = np.empty(max(directory.size, 1), dtype=np.uint64)
-                collect_entries(&self.owner.core, directory, &rows[0])
-                for i in range(directory.size):
-                    entry = <Entry *><uintptr_t>rows[i]
-                    out[key_object(table.table, entry), namespace_of(table.table, entry)] = table._load_at(
-                        entry, table._room())
-            return out
-        finally:
-            self.end_reading()
 
 
 cdef void collect_entries(Core *core, Directory *directory, uint64_t *rows) noexcept nogil:

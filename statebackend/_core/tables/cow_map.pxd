@@ -623,7 +623,6 @@ cdef void forget_moves(Core *core) noexcept nogil
 cdef void drain(Core *core, int64_t budget) noexcept nogil
 cdef void wait_for_others(Core *core) noexcept
 cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, list dropped) except -1
-cdef bint complete_rehash(Lane *lane, Table *table, CowMap *map) noexcept nogil
 cdef void drop_written(Core *core, Journal *journal, Log *log) noexcept nogil
 cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) noexcept nogil
 

@@ -906,17 +906,6 @@ cdef void rehash_some(Lane *lane, Table *table, CowMap *map, uint32_t operations
         lane.moved_entries += moved
 
 
-cdef bint complete_rehash(Lane *lane, Table *table, CowMap *map) noexcept nogil:
-    """Finish a rehash; False if memory stops it. O(entries of the map)."""
-    cdef uint32_t before
-    while map.secondary.capacity:
-        before = map.rehash_index
-        rehash_step(lane, table, map)
-        if map.secondary.capacity and map.rehash_index == before:
-            return False
-    return True
-
-
 # --- shrinking -------------------------------------------------------------------------------------------
 #
 # This happens in `drain`, when nobody remembers a slot.

@@ -9,16 +9,15 @@ Putting or removing one map key writes, copies and journals one entry, however l
 exactly while its map has entries.
 """
 
-cimport cython
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memset
 
 from statebackend._core.memory.arena cimport address, block_free
 from statebackend._core.tables.cow_map cimport (
-    Anchor, Core, CoreKey, CowMap, Insertion, Lane, Table, abandon_insert, anchor_new, append_thread, before_operation,
-    entry_at, find, finish_insert, hash_of, head_anchor, key_object, map_new, name_anchor, prepare_insert,
-    prepare_remove, remove, reserve_records, segment_for_writing)
+    Anchor, Core, CoreKey, CowMap, Insertion, Lane, Table, Walk, abandon_insert, anchor_new, append_thread,
+    before_operation, begin_walk, entry_at, find, finish_insert, hash_of, head_anchor, map_new, name_anchor,
+    namespace_of, next_entry, prepare_insert, prepare_remove, remove, reserve_records, segment_for_writing)
 from statebackend._core.memory.journal cimport Log, log_append
 from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.tables.state_core cimport StateCore, discard_log
@@ -79,15 +78,14 @@ cdef bint remove_threaded(Lane *head_lane, Table *heads, CowMap *head_map, CoreK
     return True
 
 
-@cython.final
 cdef class MapTable:
     """A map state: keys to insertion-ordered maps, each of whose entries is an entry of the table.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> table = MapTable(StateCore(), key="int", map_key="bytes", value="long")
     >>> table.put(1, b"a", 10); table.put(1, b"b", 20); table.put(1, b"a", 11)
-    >>> list(table.items(1)), table.get(2, b"a")
-    ([(b'a', 11), (b'b', 20)], None)
+    >>> len(table), table.remove(1, b"a"), table.clear(1), table.clear(1)
+    (2, True, True, False)
     """
 
     def __cinit__(self, StateCore owner not None, *, map_key="int", value="long", timestamps=False,
@@ -170,33 +168,6 @@ cdef class MapTable:
         return put_threaded(&heads.lane, heads, head_map, head, head_slot, &table.lane, table, map, inner, slot, value,
                             timestamp, last)
 
-    def get(self, key, map_key, uint32_t namespace=0):
-        """The value of one entry of a key's map, or None. O(1) expected."""
-        cdef CoreKey head
-        cdef CoreKey inner
-        cdef CowMap *map = NULL
-        cdef uint32_t head_slot = 0, slot
-        self.owner.enter()
-        try:
-            slot = self.locate_entry(key, map_key, namespace, &head, &head_slot, &inner, &map)
-            if slot == 0:
-                return None
-            return self.entries._load(self.entries._unshare(map, slot, &inner), None)
-        finally:
-            self.owner.leave()
-
-    def contains(self, key, map_key, uint32_t namespace=0):
-        """Return True if a key's map has an entry. O(1) expected."""
-        cdef CoreKey head
-        cdef CoreKey inner
-        cdef CowMap *map = NULL
-        cdef uint32_t head_slot = 0
-        self.owner.enter()
-        try:
-            return self.locate_entry(key, map_key, namespace, &head, &head_slot, &inner, &map) != 0
-        finally:
-            self.owner.leave()
-
     def remove(self, key, map_key, uint32_t namespace=0):
         """Remove one entry; the last one removes the key. Return True if it existed. O(1) expected."""
         cdef CoreKey head
@@ -226,9 +197,12 @@ cdef class MapTable:
     def clear(self, key, uint32_t namespace=0):
         """Remove all entries of a key; return True if there were any. O(entries of the key)."""
         cdef CoreKey head
-        if self.heads.entry(key, namespace) is None:
-            return False
+        cdef CowMap *map
+        self.heads.usable()
         self.heads.split_key(key, namespace, &head)
+        map = self.heads.map_or_null(head.group)
+        if map == NULL or find(self.heads.table, map, &head) == 0:
+            return False
         self.clear_at(&head)
         return True
 
@@ -285,10 +259,6 @@ cdef class MapTable:
                 return False
         return True
 
-    def items(self, key, uint32_t namespace=0):
-        """The entries of a key's map in insertion order; fails at the next step if entries came or went."""
-        return MapItems(self, key, namespace)
-
     def __len__(self):
         return len(self.entries)
 
@@ -296,75 +266,20 @@ cdef class MapTable:
         """Verify both tables, and that heads and threads belong together. O(entries)."""
         self.heads._check()
         self.entries._check()
-        anchors = {entry.value: entry for entry in self.heads}
+        anchors = anchors_of(self.heads.table)
         assert len(anchors) == len(self.heads), "two keys share an anchor"
-        threaded = {entry.namespace for entry in self.entries}
-        assert threaded == set(anchors), "heads without entries or entries without a head"
+        assert anchors_of(self.entries.table) == anchors, "heads without entries or entries without a head"
 
 
-@cython.final
-cdef class MapItems:
-    """Walks a key's thread, as (map key, value). Finds its place again if other calls came in between."""
-    cdef MapTable owner
-    cdef object key
-    cdef uint32_t namespace
-    cdef uint32_t group
-    cdef ThreadPlace place               # its slot is good while `calls` stands still
-    cdef uint64_t calls
-    cdef uint64_t rollbacks
-    cdef object map_key                  # returned last
-
-    def __init__(self, MapTable owner not None, key, uint32_t namespace):
-        self.owner = owner
-        self.key = key
-        self.namespace = namespace
-        self.rollbacks = owner.owner.rollbacks
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        cdef StateTable entries = self.owner.entries
-        cdef Table *table = entries.table
-        cdef CoreKey inner
-        cdef uint32_t slot
-        entries.usable()
-        if self.place.sequence == 0 or self.calls != self.owner.owner.calls:
-            self.find_place()
-        slot = next_in_thread(&self.place, table) if self.place.anchor else 0
-        if slot == 0:
-            raise StopIteration
-        self.map_key = key_object(table, entry_at(table.core, slot))
-        visit_entry(&self.place, table, slot)
-        if table.layout.off_value_version:
-            entries.split_map_key(self.map_key, self.place.anchor, self.group, &inner)
-            self.place.slot = entries._unshare(entries.map_or_null(self.group), slot, &inner)
-        return self.map_key, entries._load(self.place.slot, None)
-
-    cdef int find_place(self) except -1:
-        """Find the entry that was returned last again; RuntimeError if entries came or went since the last step."""
-        cdef StateCore owner = self.owner.owner
-        cdef StateTable entries = self.owner.entries
-        cdef Table *heads = self.owner.heads.table
-        cdef CoreKey head
-        cdef CoreKey inner
-        cdef CowMap *map = NULL
-        cdef uint32_t head_slot
-        owner.enter()
-        try:
-            if self.rollbacks != owner.rollbacks:
-                raise RuntimeError("the state was rolled back during iteration")
-            head_slot = self.owner.locate(self.key, self.namespace, &head, &map)
-            self.group = head.group
-            if self.place.sequence == 0:
-                begin_thread(&self.place, heads, head_slot)
-            else:
-                if not is_same_map(&self.place, heads, head_slot):
-                    raise RuntimeError("the map changed during iteration")
-                entries.split_map_key(self.map_key, self.place.anchor, head.group, &inner)
-                if not find_again(&self.place, entries.table, entries.map_or_null(head.group), &inner):
-                    raise RuntimeError("the map changed during iteration")
-            self.calls = owner.calls
-            return 0
-        finally:
-            owner.leave()
+cdef set anchors_of(Table *table):
+    """Collect the anchors that heads have as values, or entries as namespaces."""
+    cdef Walk walk
+    cdef uint32_t g, slot
+    found = set()
+    for g in range(table.n_maps):
+        begin_walk(table.maps[g], &walk)
+        slot = next_entry(table.core, &walk)
+        while slot:
+            found.add(namespace_of(table, entry_at(table.core, slot)) if table.anchors else anchor_ref(table, slot))
+            slot = next_entry(table.core, &walk)
+    return found

@@ -61,8 +61,8 @@ cdef class StateCore:
     >>> mark = core.mark()
     >>> table.put(1, 11); table.put(2, 20)
     >>> core.rollback(mark)
-    >>> table.get(1), table.get(2)
-    (10, None)
+    >>> len(table), table.remove(1), table.remove(2)
+    (1, True, False)
     """
 
     def __cinit__(self, max_bytes=0, seed=None):

@@ -24,18 +24,11 @@ cdef class StateTable:
     cdef CowMap *map_or_null(self, uint32_t group) noexcept
     cdef char *store(self, object value, int code, uint32_t width, char *room) except? NULL
     cdef char *store_own(self, object value, char *room) except? NULL
-    cdef object load(self, const char *value, int code, uint32_t width)
     cdef int _lay_out(self, Table *table, key, value, namespaces, timestamps, bint is_anchor_table) except -1
     cdef int _make_nullable(self, Table *table) except -1
-    cdef object _put(self, key, value, uint32_t namespace, int64_t timestamp, bint want_old)
     cdef uint32_t _locate(self, key, uint32_t namespace, CoreKey *k, CowMap **map) except? 0
-    cdef list _room(self)
-    cdef object _load(self, uint32_t slot, list elements)
-    cdef object _load_at(self, Entry *entry, list elements)
     cdef uint32_t _unshare(self, CowMap *map, uint32_t slot, CoreKey *k) except 0
     cdef int usable(self) except -1
-    cdef tuple _remove(self, key, uint32_t namespace, bint want_old)
-    cdef list _list_elements(self, ListHead *head, list out)
 
 cdef inline bint is_null(Table *table, Entry *entry) noexcept nogil:
     """Return True if a value that is no object is None."""

@@ -4,8 +4,7 @@ A map state is two tables with one journal: keys to anchors, and (anchor, map ke
 Batches are in `kernels.pyx`.
 """
 
-cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.long cimport PyLong_AsLongLong
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
@@ -14,19 +13,17 @@ from libc.string cimport memset
 from statebackend._core.memory.arena cimport Blob, raw_alloc, raw_free
 from statebackend._core.tables.cow_map cimport (
     MINIMUM_CAPACITY, PAGE_BUCKETS, RECORD_COPIED, VALUE_ANCHOR, VALUE_BLOB, VALUE_FIXED, VALUE_LIST, VALUE_OBJECT,
-    Core, CowMap, Directory, Entry, ExpiringHead, Journal, ListHead, RecordCursor, Table, Thread, before_operation,
-    begin_records, chain_head, entry_at, find, hash_blob_key, hash_int_key, hash_key, keep_payload, key_object,
-    live_elements, map_new, map_size, namespace_of, next_change, own_entry, payload_drop, payload_of, remove,
-    see_snapshots, set_value_version, value_of, wait_for_others)
+    Core, CowMap, Entry, ExpiringHead, Journal, ListHead, Table, Thread, Walk, before_operation, begin_walk, entry_at,
+    find, hash_blob_key, hash_int_key, hash_key, keep_payload, key_object, map_new, namespace_of, next_entry,
+    own_entry, payload_drop, payload_of, remove, see_snapshots, set_value_version, value_of, wait_for_others)
 from statebackend._core.tables.invariants cimport check_map
 from statebackend._core.key_groups cimport HashPlan, hash_canonical_bytes, hash_canonical_int, pmod_group
-from statebackend._core.tables.lists cimport ListCursor, cursor_close, cursor_next, cursor_open, list_append
+from statebackend._core.tables.lists cimport list_append
 from statebackend._core.memory.platform cimport unlikely
-from statebackend._core.tables.state_core cimport Mark, StateCore
+from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.tables.values cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT8, CODE_INT16, CODE_INT32, CODE_INT64,
-    CODE_LIST, CODE_OBJECT, CODE_RAW, MAX_BYTES, blob_of_value, drop_value, load_blob, load_number, store_number,
-    store_object)
+    CODE_LIST, CODE_OBJECT, CODE_RAW, MAX_BYTES, blob_of_value, drop_value, store_number, store_object)
 from statebackend._core.tables.writing cimport object_at, taken_over, write_value
 
 from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
@@ -59,7 +56,6 @@ def _code_and_width(value):
                      hint="use one of 'long int short byte double float bool bytes object' or a number of bytes")
 
 
-@cython.final
 cdef class StateTable:
     """One state: keys to values, in one copy-on-write map per key group.
 
@@ -70,8 +66,8 @@ cdef class StateTable:
     >>> from statebackend._core.tables.state_core import StateCore
     >>> table = StateTable(StateCore(), key="bytes", value=("list", "int"))
     >>> table.append(b"a", 1); table.append(b"a", 2)
-    >>> table.get(b"a"), table.get(b"b")
-    ([1, 2], None)
+    >>> len(table), table.remove(b"a"), table.remove(b"a")
+    (1, True, False)
     """
 
     def __cinit__(self, StateCore owner not None, *, key="int", value="long", max_parallelism=128,
@@ -309,27 +305,10 @@ cdef class StateTable:
     cdef CowMap *map_or_null(self, uint32_t group) noexcept:
         return self.table.maps[group - self.table.first_group]
 
-    cdef object load(self, const char *value, int code, uint32_t width):
-        """Make a Python object of a stored value. Lists and anchors are not values."""
-        if code == CODE_BLOB:
-            return load_blob(value)
-        if code == CODE_OBJECT:
-            return <object>(<PyObject *const *>value)[0]
-        if code == CODE_RAW:
-            return PyBytes_FromStringAndSize(value, width)
-        return load_number(code, value)
-
     # --- one key at a time ---
 
     def put(self, key, value, uint32_t namespace=0, int64_t timestamp=0):
         """Set the value of a key. O(1) expected."""
-        self._put(key, value, namespace, timestamp, False)
-
-    def put_and_get_old(self, key, value, uint32_t namespace=0, int64_t timestamp=0):
-        """Set the value of a key and return what was there, or None. O(1) expected."""
-        return self._put(key, value, namespace, timestamp, True)
-
-    cdef object _put(self, key, value, uint32_t namespace, int64_t timestamp, bint want_old):
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
@@ -337,7 +316,6 @@ cdef class StateTable:
         cdef char *stored
         cdef PyObject *last = NULL
         cdef Table *table
-        cdef object old = None
         cdef object _dropped = None      # ends with this call, when the table is whole again
         self.owner.enter()
         try:
@@ -351,9 +329,6 @@ cdef class StateTable:
                 if not before_operation(&table.lane, table, map):
                     self.owner.out_of_memory()
                 slot = find(table, map, &k)
-                if slot and want_old:
-                    slot = self._unshare(map, slot, &k)
-                    old = self._load(slot, None)
                 if not write_value(&table.lane, table, map, &k, slot, stored, timestamp, &last):
                     self.owner.out_of_memory()
             except BaseException:
@@ -361,26 +336,6 @@ cdef class StateTable:
                     drop_value(self.owner.arena.blobs, table.layout.value_kind, stored)
                 raise
             _dropped = taken_over(last)
-            return old
-        finally:
-            self.owner.leave()
-
-    def get(self, key, uint32_t namespace=0):
-        """Return the value of a key, or None. A list comes as a list of its elements. O(1) expected.
-
-        An object of a table with `copy_value` is copied at its first read since the newest mark or snapshot,
-        because its reader may change it in place.
-        """
-        cdef CoreKey k
-        cdef CowMap *map
-        cdef uint32_t slot
-        cdef list elements = self._room()
-        self.owner.enter()
-        try:
-            slot = self._locate(key, namespace, &k, &map)
-            if slot == 0:
-                return None
-            return self._load(self._unshare(map, slot, &k), elements)
         finally:
             self.owner.leave()
 
@@ -393,23 +348,6 @@ cdef class StateTable:
         if not before_operation(&self.table.lane, self.table, map[0]):
             self.owner.out_of_memory()
         return find(self.table, map[0], k)
-
-    cdef list _room(self):
-        """Make the list that `_load` fills with elements, before the search for the entry: this may run finalisers."""
-        return [] if self.value_code == CODE_LIST else None
-
-    cdef object _load(self, uint32_t slot, list elements):
-        return self._load_at(entry_at(self.table.core, slot), elements)
-
-    cdef object _load_at(self, Entry *entry, list elements):
-        cdef char *value = value_of(self.table, entry)
-        if self.value_code == CODE_LIST:
-            return self._list_elements(<ListHead *>value, elements)
-        if self.value_code == CODE_ANCHOR:
-            return (<uint32_t *>value)[0]
-        if self.takes_none and is_null(self.table, entry):
-            return None
-        return self.load(value, self.value_code, self.table.layout.value_width)
 
     cdef uint32_t _unshare(self, CowMap *map, uint32_t slot, CoreKey *k) except 0:
         """Give the live map its own copy of an object that a snapshot or a mark still needs as it is."""
@@ -452,68 +390,25 @@ cdef class StateTable:
         set_value_version(table, entry, core.state_version)
         return slot
 
-    def contains(self, key, uint32_t namespace=0):
-        """Return True if a key is present. Copies nothing. O(1) expected."""
-        cdef CoreKey k
-        cdef CowMap *map
-        self.owner.enter()
-        try:
-            return self._locate(key, namespace, &k, &map) != 0
-        finally:
-            self.owner.leave()
-
-    def timestamp(self, key, uint32_t namespace=0):
-        """Return the timestamp stored with a key, or None."""
-        cdef CoreKey k
-        cdef CowMap *map
-        cdef uint32_t slot
-        self.owner.enter()
-        try:
-            slot = self._locate(key, namespace, &k, &map)
-            if slot == 0 or not self.table.layout.has_timestamp:
-                return None
-            return (<int64_t *>payload_of(self.table, entry_at(self.table.core, slot)))[0]
-        finally:
-            self.owner.leave()
-
     def remove(self, key, uint32_t namespace=0):
         """Remove a key and return whether it was there. O(1) expected."""
-        return self._remove(key, namespace, False)[0]
-
-    def remove_and_get_old(self, key, uint32_t namespace=0):
-        """Remove a key and return its value, or None. O(1) expected."""
-        return self._remove(key, namespace, True)[1]
-
-    cdef tuple _remove(self, key, uint32_t namespace, bint want_old):
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
-        cdef object old = None
         cdef object _dropped = None      # ends with this call, when the table is whole again
-        cdef list elements = self._room() if want_old else None
         self.owner.enter()
         try:
             if self.value_code == CODE_ANCHOR:
                 raise UsageError("the keys of a map state are removed through their MapTable only")
             slot = self._locate(key, namespace, &k, &map)
             if slot == 0:
-                return False, None
-            if want_old:
-                slot = self._unshare(map, slot, &k)
-                old = self._load(slot, elements)
+                return False
             _dropped = object_at(self.table, slot)
             if not remove(&self.table.lane, self.table, map, slot, k.hash):
                 self.owner.out_of_memory()
-            return True, old
+            return True
         finally:
             self.owner.leave()
-
-    def transform(self, key, argument, function, uint32_t namespace=0, int64_t timestamp=0):
-        """Set the value to `function(old or None, argument)`: one look-up for old and new. O(1) expected."""
-        old = self.get(key, namespace)
-        new = function(old, argument)
-        self.put(key, new, namespace, timestamp)
-        return new
 
     # --- lists ---
 
@@ -545,39 +440,7 @@ cdef class StateTable:
         finally:
             self.owner.leave()
 
-    def length(self, key, uint32_t namespace=0):
-        """Return the number of elements of a key's list; 0 when absent. O(1) expected."""
-        cdef CoreKey k
-        cdef CowMap *map
-        cdef uint32_t slot
-        self.usable()
-        if self.value_code != CODE_LIST:
-            raise UsageError("this table does not hold lists")
-        self.owner.enter()
-        try:
-            slot = self._locate(key, namespace, &k, &map)
-            if slot == 0:
-                return 0
-            return live_elements(self.table, <ListHead *>value_of(self.table, entry_at(self.table.core, slot)))
-        finally:
-            self.owner.leave()
-
-    cdef list _list_elements(self, ListHead *head, list out):
-        cdef ListCursor cursor
-        cdef char *element
-        cdef uint32_t skip = 8 if self.table.element_has_timestamp else 0
-        if not cursor_open(self.table, head, &cursor):
-            self.owner.out_of_memory()
-        try:
-            while True:
-                element = cursor_next(self.table, &cursor)
-                if element == NULL:
-                    return out
-                out.append(self.load(element + skip, self.element_code, self.table.element_value_width))
-        finally:
-            cursor_close(&cursor)
-
-    # --- iteration and inspection ---
+    # --- inspection ---
 
     cdef int usable(self) except -1:
         if unlikely(self.owner.inside):
@@ -592,88 +455,23 @@ cdef class StateTable:
         self.usable()
         return self.table.lane.entries
 
-    def __iter__(self):
-        """Iterate over all live entries as StateEntry, in no order. After a structural change, the next step fails."""
-        from statebackend._core.tables.entry_views import StateEntryIterator
-
-        return StateEntryIterator(self)
-
-    def visitor(self, slots_per_step=1024):
-        """Return an incremental visitor: an iterator over lists of entries that tolerates changes in between.
-
-        Each step looks at no more than `slots_per_step` entry slots. The visitor may skip entries that were added or
-        moved meanwhile, or visit them twice.
-        """
-        from statebackend._core.tables.entry_views import IncrementalVisitor
-
-        return IncrementalVisitor(self, slots_per_step)
-
-    def group_of(self, key):
-        """Return the key group of a key."""
-        cdef CoreKey k
-        self.usable()
-        self.split_key(key, 0, &k)
-        return k.group
-
-    def entry(self, key, uint32_t namespace=0):
-        """Return the live StateEntry of a key, or None. Changes nothing, not even a rehash in progress."""
-        cdef CoreKey k
-        cdef CowMap *map
+    def keys_of(self, uint32_t group):
+        """List the keys in a key group, and the numbers of their namespaces. O(entries there)."""
+        cdef Walk walk
         cdef uint32_t slot
-        from statebackend._core.tables.entry_views import new_entry
-
+        cdef list keys = []
+        cdef list namespaces = []
         self.usable()
-        self.split_key(key, namespace, &k)
-        map = self.map_or_null(k.group)
-        slot = find(self.table, map, &k) if map != NULL else 0
-        if slot == 0:
-            return None
-        return new_entry(self, slot, k.group)
-
-    def chain(self, key, uint32_t namespace=0):
-        """Return the live entries in the bucket of a key, head first. For tests."""
-        cdef CoreKey k
-        cdef CowMap *map
-        cdef uint32_t slot
-        from statebackend._core.tables.entry_views import new_entry
-
-        self.usable()
-        self.owner.hold()
-        try:
-            self.split_key(key, namespace, &k)
-            map = self.map_or_null(k.group)
-            out = []
-            slot = chain_head(self.table.core, map, k.hash) if map != NULL else 0
-            while slot:
-                out.append(new_entry(self, slot, k.group))
-                slot = entry_at(self.table.core, slot).next
-            return out
-        finally:
-            self.owner.let_go()
-
-    def map_info(self, uint32_t group):
-        """Return sizes, capacities and rehash progress of the map of a key group; None if it was never used."""
-        cdef CowMap *map
-        cdef Directory *directory
-        cdef uint32_t directories = 0
-        self.usable()
-        if not 0 <= <int64_t>group - self.table.first_group < self.table.n_maps:
+        if group - self.table.first_group >= self.table.n_maps:
             raise KeyGroupError("the key group is not part of the table", detail=f"key group {group}")
-        map = self.map_or_null(group)
-        if map == NULL:
-            return None
-        directory = map.directories
-        while directory != NULL:
-            directories += 1
-            directory = directory.older
-        return {
-            "size": map_size(map),
-            "primary_size": map.primary.size, "secondary_size": map.secondary.size,
-            "primary_capacity": map.primary.capacity, "secondary_capacity": map.secondary.capacity,
-            "rehash_index": map.rehash_index, "threshold": map.threshold, "used_slots": map.used,
-            "run_bytes": map.run_bytes, "seen_version": map.seen_version, "directories": directories,
-            "modifications": map.modifications,
-        }
+        # Keys are ints and bytes, which start no garbage collection: nothing else runs during the walk.
+        begin_walk(self.map_or_null(group), &walk)
+        slot = next_entry(self.table.core, &walk)
+        while slot:
+            keys.append(key_object(self.table, entry_at(self.table.core, slot)))
+            namespaces.append(namespace_of(self.table, entry_at(self.table.core, slot)))
+            slot = next_entry(self.table.core, &walk)
+        return keys, namespaces
 
     def metrics(self):
         """Return entries, copies made for snapshots and rehash progress of this state, summed over its key groups."""
@@ -708,19 +506,6 @@ cdef class StateTable:
                 total += check_map(self.table, map)
         assert total == self.table.lane.entries, f"{total} entries, counted {self.table.lane.entries}"
 
-    def dirty(self, Mark mark not None):
-        """Return the keys inserted, written or removed since `mark`, as a set of (key, namespace). O(changes)."""
-        self.owner.require_open(mark)
-        found = set()
-        self.owner.enter()
-        self.owner.hold()
-        try:
-            collect_dirty(self.table, mark.version, found)
-        finally:
-            self.owner.let_go()
-            self.owner.leave()
-        return found
-
 
 cdef int refuse(object value, int code, uint32_t width) except -1:
     """Raise the error for a value that a table does not take."""
@@ -734,13 +519,3 @@ cdef int refuse(object value, int code, uint32_t width) except -1:
     if code != CODE_RAW and type(value) is wanted:
         raise OverflowError(f"the value does not fit in {8 * width} bits")
     raise SerializationTypeError(f"a value of this table is {name}", detail=f"got {type(value).__name__}")
-
-
-cdef int collect_dirty(Table *table, uint32_t version, set found) except -1:
-    cdef RecordCursor record
-    cdef Entry *entry
-    begin_records(table.journal, version, &record)
-    while next_change(&record, table):
-        entry = entry_at(table.core, record.slot)
-        found.add((key_object(table, entry), namespace_of(table, entry)))
-    return 0

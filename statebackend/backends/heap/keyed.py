@@ -323,7 +323,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         # Giving memory back may need a little memory first, and there may be none left.
         self.core.arena.set_limit(0)
         try:
-            unload(state)
+            unload(state, self.key_group_range)
             self.core.advance(1 << 30)
             self.core.arena.trim()
         finally:

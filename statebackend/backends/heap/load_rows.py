@@ -24,15 +24,12 @@ from statebackend.checkpoint.keyed.merged_rows import last_of, numbered
 from statebackend.columns.codec_choice import holds_references
 from statebackend.columns.nested_columns import encoded_keys
 from statebackend.columns.stored_columns import Array, Column, value_column
-from statebackend.keys import canonical_list, count_of, key_encoder, take_rows
+from statebackend.keys import KeyGroupRange, canonical_list, count_of, key_encoder, take_rows
 from statebackend.state import from_arrow, has_objects
 from statebackend.types import Type
 
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
-
-#: Entries that `unload` reads, and then removes, at a time.
-_SLOTS = 4096
 
 
 def load(backend: HeapKeyedBackend, state: Any, op: Op, rows: pa.RecordBatch) -> None:
@@ -56,14 +53,15 @@ def load(backend: HeapKeyedBackend, state: Any, op: Op, rows: pa.RecordBatch) ->
         names.let_go_many(held)
 
 
-def unload(state: Any) -> None:
-    """Remove everything. O(entries).
+def unload(state: Any, groups: KeyGroupRange) -> None:
+    """Remove everything in some key groups. O(entries there).
 
     >>> from statebackend.backends.heap import HeapBackend
     >>> from statebackend.state import MapStateDescriptor
-    >>> seen = HeapBackend().create_keyed_backend(int).get_state(MapStateDescriptor("seen", int, int))
+    >>> keyed = HeapBackend().create_keyed_backend(int)
+    >>> seen = keyed.get_state(MapStateDescriptor("seen", int, int))
     >>> seen.put_many([1, 1], [2, 3], [4, 5])
-    >>> unload(seen)
+    >>> unload(seen, keyed.key_group_range)
     >>> seen.get_many([1, 1], [2, 3]).to_pylist()
     [None, None]
     """
@@ -72,10 +70,9 @@ def unload(state: Any) -> None:
     if state.descriptor.kind == "map":
         remove = [None if maps is None else maps.clear for maps in (state.plain_map, state.spaced_map)]
     for table, remove_from in zip(tables, remove, strict=True):
-        while table is not None and len(table):
-            for entries in table.visitor(_SLOTS):
-                for key, namespace in [(entry.key, entry.namespace) for entry in entries]:
-                    remove_from(key, namespace)
+        for group in groups if table is not None else ():
+            for key, namespace in zip(*table.keys_of(group), strict=True):
+                remove_from(key, namespace)
 
 
 class _Loading:
