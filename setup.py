@@ -50,7 +50,9 @@ INLINED = tuple(
 )
 
 #: The module through which tests reach into the core. Every build has it, but no wheel.
-PROBE = "tests/support/core_probe.pyx"
+PROBE = "statebackend._core.core_probe"
+PROBE_SOURCE = "tests/support/core_probe.pyx"
+FOR_WHEEL = "bdist_wheel" in sys.argv
 
 #: Flags that only one module needs. Every .pyx of the package is compiled.
 OWN_COMPILE_ARGS = {"statebackend._core.batches.kernels": INLINED}
@@ -99,8 +101,8 @@ def extensions() -> list[Extension]:
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path.relative_to(ROOT).as_posix()
         for path in sorted(ROOT.glob("statebackend/**/*.pyx"))
     }
-    if "bdist_wheel" not in sys.argv and (ROOT / PROBE).exists():
-        sources["statebackend._core.core_probe"] = PROBE
+    if not FOR_WHEEL and (ROOT / PROBE_SOURCE).exists():
+        sources[PROBE] = PROBE_SOURCE
     return [
         Extension(
             name,
@@ -152,6 +154,10 @@ class build_ext(_build_ext):
             # An editable install asks for throw-away folders here, which would compile everything again.
             self.build_lib = str(base / f"lib.{platform}")
             self.build_temp = str(base / f"temp.{platform}")
+
+        if FOR_WHEEL:
+            # A wheel takes the whole folder, where another build may have left the module for tests.
+            Path(self.build_lib, self.get_ext_filename(PROBE)).unlink(missing_ok=True)
 
         fingerprint = base / f"settings.{platform}.json"
         settings = self._settings()

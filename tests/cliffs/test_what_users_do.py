@@ -16,6 +16,7 @@ import pytest
 from cliffs.measuring import LIMIT, Side, core_bytes, growth, least, no_collections, spent
 
 import statebackend as sb
+from statebackend._core.core_probe import set_state_version
 from statebackend._core.memory.arena import is_checked_build
 from statebackend.testing import ManualClock
 
@@ -463,7 +464,7 @@ def test_timers_that_fired_are_forgotten_when_versions_have_been_renumbered(make
                 keyed.set_current_key(key)
                 keyed.timers.register(batch)
             if renumbers and batch % 2:
-                keyed.core._set_state_version(2**32 - 2)
+                set_state_version(keyed.core, 2**32 - 2)
             mark = keyed.mark()
             assert sum(1 for _ in keyed.timers.due(batch)) == 200
             keyed.release(last)

@@ -18,8 +18,7 @@ import pytest
 from map_model import Layout, array_of, packed, reduce_many, value_maker
 
 from statebackend._core.batches import kernels
-from statebackend._core.core_probe import MapTable, StateTable
-from statebackend._core.memory.arena import fail_allocation
+from statebackend._core.core_probe import MapTable, StateTable, fail_allocation
 from statebackend._core.tables.state_core import StateCore
 from statebackend.errors import ClosedError, MemoryLimitError
 

@@ -11,8 +11,7 @@ import pytest
 from map_model import Layout, array_of, packed
 
 from statebackend._core.batches import adding_kernels, expiring_kernels, kernels
-from statebackend._core.core_probe import StateTable
-from statebackend._core.memory.arena import fail_allocation
+from statebackend._core.core_probe import StateTable, fail_allocation
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from statebackend._core.batches import kernels
-from statebackend._core.core_probe import MapTable, StateTable, dirty
+from statebackend._core.core_probe import MapTable, StateTable, dirty, fail_allocation
 from statebackend._core.memory import arena
 from statebackend._core.tables.state_core import StateCore
 from statebackend.errors import ClosedError, UsageError
@@ -126,16 +126,16 @@ def test_a_rollback_that_ran_out_of_memory_is_finished_by_the_next():
         mark = core.mark()
         kernels.update_many(table, keys, keys + 1)
         view = core.snapshot()
-        arena.fail_allocation(n)
+        fail_allocation(n)
         try:
             core.rollback(mark)
         except MemoryError:
-            arena.fail_allocation(0)
+            fail_allocation(0)
             for key in range(3000):
                 table.put(key, -1)
             core.rollback(mark)
         finally:
-            done = arena.fail_allocation(0) > 0
+            done = fail_allocation(0) > 0
         values, found = kernels.get_many(table, keys)
         assert found.all()
         assert (values == keys).all()
@@ -152,13 +152,13 @@ def test_a_put_that_failed_leaves_nothing_dirty():
         table = MapTable(core, key="int", map_key="bytes", value="long", max_parallelism=1)
         table.put(5, b"a", 1)
         mark = core.mark()
-        arena.fail_allocation(n)
+        fail_allocation(n)
         try:
             table.put(6, b"b", 2)
         except MemoryError:
             assert dirty(table.heads, mark) == dirty(table.entries, mark) == set()
         finally:
-            arena.fail_allocation(0)
+            fail_allocation(0)
 
 
 def test_only_objects_are_copied():

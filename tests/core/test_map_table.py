@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from statebackend._core.core_probe import MapTable, dirty, rows_in
-from statebackend._core.memory import arena
+from statebackend._core.core_probe import MapTable, dirty, fail_allocation, rows_in
 from statebackend._core.tables.state_core import StateCore
 
 pytestmark = pytest.mark.checked
@@ -278,16 +277,16 @@ def test_running_out_of_memory_anywhere_changes_nothing(action, marked, snapshot
         mark = core.mark() if marked else None
         view = core.snapshot() if snapshotted else None
         before = contents(table)
-        arena.fail_allocation(n)
+        fail_allocation(n)
         try:
             actions[action](table)
         except MemoryError:
             failures += 1
-            arena.fail_allocation(0)
+            fail_allocation(0)
             assert contents(table) == before
             table._check()
         finally:
-            done = arena.fail_allocation(0) > 0
+            done = fail_allocation(0) > 0
         if view is not None:
             view.release()
         if mark is not None:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from statebackend._core.batches import kernels
-from statebackend._core.core_probe import StateTable
-from statebackend._core.memory.arena import fail_allocation, limit_extents
+from statebackend._core.core_probe import StateTable, fail_allocation, limit_extents
 from statebackend._core.tables.state_core import StateCore
 from statebackend.backends.heap import HeapBackend
 from statebackend.errors import MemoryLimitError

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from statebackend._core.memory.arena import fail_allocation
+from statebackend._core.core_probe import fail_allocation
 from statebackend._core.tables.state_core import StateCore
 
 pytestmark = pytest.mark.checked

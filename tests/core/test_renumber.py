@@ -8,6 +8,8 @@ import pytest
 from twin.cow_map import LAST_VERSION
 from twin.implementations import contents, implementation, reclaim, slots, view_contents
 
+from statebackend._core.core_probe import set_state_version
+
 __all__ = ["implementation"]
 
 pytestmark = pytest.mark.checked
@@ -32,7 +34,7 @@ def open_everything(implementation, **options):
 @pytest.mark.parametrize("below", range(4))
 def test_marks_and_snapshots_survive_renumbering(implementation, last_step, below):
     core, table, views, marks = open_everything(implementation)
-    core._set_state_version(LAST_VERSION - below)
+    set_state_version(core, LAST_VERSION - below)
     table.put(0, -1)
     for _ in range(5):
         if last_step == "mark":
@@ -69,7 +71,7 @@ def test_what_belongs_to_a_snapshot_is_cloned_after_renumbering_and_nothing_else
     with core.snapshot() as view:
         table.put(3, 3)
         before = slots(table, 1)
-        core._set_state_version(LAST_VERSION)
+        set_state_version(core, LAST_VERSION)
         core.mark()
         assert core.metrics()["state_version"] < 10
         table.put(3, -3)
@@ -87,7 +89,7 @@ def test_what_was_written_since_a_mark_is_journalled_once_after_renumbering(impl
     core, table = made.core, made.table
     mark = core.mark()
     table.put(1, -1)
-    core._set_state_version(LAST_VERSION)
+    set_state_version(core, LAST_VERSION)
     with core.snapshot() as view:
         table.put(1, -2)
         table.put(2, -2)
@@ -103,7 +105,7 @@ def test_a_map_that_no_snapshot_has_seen_yet_is_seen_after_renumbering(implement
     old = core.snapshot()
     table.put(1, -1)
     new = core.snapshot()
-    core._set_state_version(LAST_VERSION)
+    set_state_version(core, LAST_VERSION)
     core.mark()
     assert view_contents(new, table) == {1: -1, 2: 2}
     table.put(2, -2)
@@ -114,7 +116,7 @@ def test_a_map_that_no_snapshot_has_seen_yet_is_seen_after_renumbering(implement
 def test_an_idle_core_begins_anew(implementation):
     made = implementation.chained(1, 2)
     core, table = made.core, made.table
-    core._set_state_version(LAST_VERSION)
+    set_state_version(core, LAST_VERSION)
     with core.snapshot() as view:
         table.put(1, -1)
         assert core.metrics()["state_version"] == view.version == 1
@@ -129,7 +131,7 @@ def test_random_histories_with_many_renumberings(implementation, seed):
     for number in range(600):
         key, action = r.randrange(30), r.choice("ppppprrgsSmMb")
         if number % 7 == 0:
-            core._set_state_version(max(core.metrics()["state_version"], LAST_VERSION - r.randrange(4)))
+            set_state_version(core, max(core.metrics()["state_version"], LAST_VERSION - r.randrange(4)))
         if action == "p":
             table.put(key, number)
             state[key] = number

@@ -12,8 +12,7 @@ from map_model import reduce_many
 
 import statebackend as sb
 from statebackend._core.batches import kernels
-from statebackend._core.core_probe import StateTable
-from statebackend._core.memory.arena import fail_allocation
+from statebackend._core.core_probe import StateTable, fail_allocation
 from statebackend._core.tables.state_core import StateCore
 
 pytestmark = pytest.mark.checked

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import statebackend as sb
 from statebackend import types as t
-from statebackend._core.core_probe import StateTable
-from statebackend._core.handles.key_shape import _bytes_of
+from statebackend._core.core_probe import StateTable, bytes_of_short_key
 from statebackend._core.handles.look_ahead import _map_keys_expected
 from statebackend._core.tables.state_core import StateCore
 from statebackend.columns.codec_choice import key_codec
@@ -47,12 +46,12 @@ def test_bytes_of_a_tuple_are_those_of_the_encoder(drawn: tuple[t.Type, list[tup
     for key in keys:
         wanted = encode(key)
         is_short = len(key) <= 8 and len(wanted) <= 64
-        assert _bytes_of(codec, key) == (wanted if is_short else None)
+        assert bytes_of_short_key(codec, key) == (wanted if is_short else None)
 
 
 def test_what_has_another_shape_takes_the_general_way() -> None:
     pair = key_codec(t.TUPLE(t.INT, t.STRING))
-    assert _bytes_of(pair, Pair(1, "x")) == key_encoder(t.TUPLE(t.INT, t.STRING)).encode((1, "x"))
+    assert bytes_of_short_key(pair, Pair(1, "x")) == key_encoder(t.TUPLE(t.INT, t.STRING)).encode((1, "x"))
     for key in [
         (1,),
         (1, "x", 2),
@@ -65,13 +64,13 @@ def test_what_has_another_shape_takes_the_general_way() -> None:
         None,
         7,
     ]:
-        assert _bytes_of(pair, key) is None
+        assert bytes_of_short_key(pair, key) is None
     for declared in (t.LONG, t.TUPLE(t.DOUBLE), t.TUPLE(t.TUPLE(t.LONG)), t.TUPLE(*[t.LONG] * 9)):
-        assert _bytes_of(key_codec(declared), (1,)) is None
+        assert bytes_of_short_key(key_codec(declared), (1,)) is None
     for declared, key in ((t.STRING, "k" * 65), (t.STRING, "\ud800"), (t.STRING, b"k"), (t.BYTES, "k")):
-        assert _bytes_of(key_codec(declared), key) is None
-    assert _bytes_of(key_codec(t.STRING), "é" * 32) == ("é" * 32).encode()
-    assert _bytes_of(key_codec(t.BYTES), b"k") == b"k"
+        assert bytes_of_short_key(key_codec(declared), key) is None
+    assert bytes_of_short_key(key_codec(t.STRING), "é" * 32) == ("é" * 32).encode()
+    assert bytes_of_short_key(key_codec(t.BYTES), b"k") == b"k"
 
 
 def map_keys_expected(looked_up: list[tuple[int, Any]]) -> list[Any]:

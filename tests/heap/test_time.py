@@ -10,7 +10,7 @@ import pytest
 from twin.cow_map import LAST_VERSION
 
 from statebackend import types as t
-from statebackend._core.memory.arena import fail_allocation
+from statebackend._core.core_probe import fail_allocation, set_state_version
 from statebackend.backends.heap import HeapBackend
 from statebackend.errors import MemoryLimitError
 from statebackend.keys import VOID, TimeWindow
@@ -126,7 +126,7 @@ def test_timers_that_were_put_aside_are_let_go_of_when_versions_are_counted_anew
     most = 0
     for batch in range(60):
         if batch % 5 == 2:
-            keyed.core._set_state_version(LAST_VERSION - below)
+            set_state_version(keyed.core, LAST_VERSION - below)
         mark = keyed.mark()
         for key in range(100):
             keyed.set_current_key(key)
@@ -198,7 +198,7 @@ def test_random_use_under_marks_keeps_the_queue_exact(keyed: Any, keys: int, see
         elif snapshots:
             snapshots.pop(0).release()
         if number % 500 == 0:
-            keyed.core._set_state_version(max(keyed.core.metrics()["state_version"], LAST_VERSION - 3))
+            set_state_version(keyed.core, max(keyed.core.metrics()["state_version"], LAST_VERSION - 3))
         assert keyed.timers.count() == queued(keyed) == len(wanted)
         assert keyed.timers.next_due() == min(wanted, key=lambda each: each[0], default=(None,))[0]
         if number % 10 == 0:

@@ -9,7 +9,10 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
-from statebackend._core.memory.arena cimport address
+from statebackend._core.codecs.codecs cimport KeyCodec
+from statebackend._core.handles.key_shape cimport KeyShape, bytes_of_key, shape_of
+from statebackend._core.handles.look_ahead cimport COMING_BYTES
+from statebackend._core.memory.arena cimport Arena, Probe, address
 from statebackend._core.snapshots.entry_rows cimport EntryRows
 from statebackend._core.snapshots.snapshot_view cimport SnapshotView
 from statebackend._core.tables.cow_map cimport (
@@ -18,7 +21,7 @@ from statebackend._core.tables.cow_map cimport (
     value_of)
 from statebackend._core.tables.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
 from statebackend._core.tables.map_table cimport MapTable as CoreMapTable, anchor_ref
-from statebackend._core.tables.state_core cimport Mark
+from statebackend._core.tables.state_core cimport Mark, StateCore
 from statebackend._core.tables.state_table cimport StateTable as CoreTable, is_null
 from statebackend._core.tables.values cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, load_blob, load_number)
@@ -27,6 +30,44 @@ from statebackend.errors import KeyGroupError
 
 #: One entry as it is at the moment. An object is not copied.
 StateEntry = namedtuple("StateEntry", "key namespace slot version value")
+
+
+cdef Arena _some = Arena()
+cdef Probe *the_probe = _some.budget.probe       # one for the process
+_some = None
+
+
+def fail_allocation(n, times=1):
+    """Make the `n`-th allocation from now fail, and those after it, `times` in all; 0 stops that."""
+    cdef int64_t before = the_probe.fail_in
+    the_probe.fail_in = n
+    the_probe.fail_until = 1 - times
+    return before
+
+
+def limit_extents(n):
+    """Let no arena have more than `n` extents; 0: as many as refs can name. Gives back what held before."""
+    cdef uint32_t before = the_probe.most_extents
+    the_probe.most_extents = n
+    return before
+
+
+def set_state_version(core, version):
+    """Set the version counter of a core, or of its twin."""
+    if isinstance(core, StateCore):
+        (<StateCore>core).core.state_version = version
+    else:
+        core.state_version = version
+
+
+def bytes_of_short_key(KeyCodec codec not None, key):
+    """Return the canonical form of a key, or None if it takes the general way."""
+    cdef KeyShape shape
+    cdef char out[COMING_BYTES]
+    cdef int64_t length
+    shape_of(codec, &shape)
+    length = bytes_of_key(&shape, <PyObject *>key, out)
+    return out[:length] if length else None
 
 
 cdef object load(const char *value, int code, uint32_t width):

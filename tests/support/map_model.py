@@ -15,9 +15,8 @@ import numpy as np
 
 from statebackend._core.batches import kernels
 from statebackend._core.batches.adding_kernels import add_many
-from statebackend._core.core_probe import StateTable
+from statebackend._core.core_probe import StateTable, fail_allocation, set_state_version
 from statebackend._core.key_groups import HashPlan
-from statebackend._core.memory.arena import fail_allocation
 from statebackend._core.tables.accumulators import OPERATIONS, AddPlan
 from statebackend._core.tables.state_core import StateCore
 from statebackend.errors import KeyGroupError
@@ -461,7 +460,7 @@ class MapModel:
         """Let the version counter stand close to its end."""
         version = LAST_VERSION - self.random.randrange(3)
         if version >= self.core.metrics()["state_version"]:
-            self.core._set_state_version(version)
+            set_state_version(self.core, version)
 
     # --- everything ---
 

@@ -227,11 +227,6 @@ class StateCore:
             "rehashed_entries": sum(table.moved_entries for table in self.tables),
         }
 
-    def _set_state_version(self, version):
-        if version < self.state_version:
-            raise UsageError("versions only grow")
-        self.state_version = version
-
     def _check(self):
         assert self.newest is None or self.highest_required_snapshot_version == self.newest.version
         assert self.journal_version == 0 or self.journal_version > self.highest_required_snapshot_version

@@ -108,13 +108,3 @@ cdef int64_t bytes_of_key(const KeyShape *shape, PyObject *key, char *out) noexc
         return 0
     memcpy(out, data, length)
     return length
-
-
-def _bytes_of(KeyCodec codec not None, key):
-    """The canonical form of a key, or None if it takes the general way. For tests."""
-    cdef KeyShape shape
-    cdef char out[COMING_BYTES]
-    cdef int64_t length
-    shape_of(codec, &shape)
-    length = bytes_of_key(&shape, <PyObject *>key, out)
-    return out[:length] if length else None

@@ -58,32 +58,9 @@ def is_checked_build():
     return bool(CHECKED)
 
 
-def fail_allocation(n, times=1):
-    """Make the `n`-th allocation from now fail, and those after it, `times` in all; 0 stops that. For tests.
-
-    >>> fail_allocation(0)
-    0
-    """
-    cdef int64_t before = the_probe.fail_in
-    the_probe.fail_in = n
-    the_probe.fail_until = 1 - times
-    return before
-
-
 def extents_kept():
     """How many extents of arenas that ended are kept for the next one."""
     return kept_extents()
-
-
-def limit_extents(n):
-    """Let no arena have more than `n` extents; 0: as many as refs can name. Gives back what held before. For tests.
-
-    >>> limit_extents(0)
-    0
-    """
-    cdef uint32_t before = the_probe.most_extents
-    the_probe.most_extents = n
-    return before
 
 
 # --- runs: a buddy system ------------------------------------------------------------------------

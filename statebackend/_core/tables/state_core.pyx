@@ -638,12 +638,6 @@ cdef class StateCore:
             **self.arena.usage(),
         }
 
-    def _set_state_version(self, version):
-        """Set the version counter to `version`; for tests of renumbering."""
-        if version < self.core.state_version:
-            raise UsageError("versions only grow")
-        self.core.state_version = version
-
     def _check(self):
         """Verify the arena, journals and snapshots; tables have `_check` of their own."""
         self.arena._check()
