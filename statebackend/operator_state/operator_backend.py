@@ -42,7 +42,6 @@ from statebackend.state import (
     Mark,
     MarkStack,
     StateDescriptor,
-    undisturbed,
 )
 from statebackend.types import Compatibility, K, T, Type, V
 from statebackend.types.serializers import serializer_for
@@ -247,14 +246,12 @@ class OperatorStateBackend:
         write_savepoint(savepoint, self._views(), self.subtask_index, self.parallelism, self._restored_now)
         return savepoint
 
-    @undisturbed
     def _views(self) -> dict[str, StateView]:
-        views = {name: _view_of(state) for name, state in self._undeclared.items()}
-        return views | {name: state.view() for name, state in self._states.items()}
+        views = {name: _view_of(state) for name, state in [*self._undeclared.items()]}
+        return views | {name: state.view() for name, state in [*self._states.items()]}
 
     # --- marks ---
 
-    @undisturbed
     def mark(self) -> Mark:
         """Open a point to roll back to. O(number of states).
 
@@ -262,9 +259,8 @@ class OperatorStateBackend:
         <open mark of OperatorStateBackend>
         """
         self.check_open()
-        return self._marks.open({name: state.keep() for name, state in self._states.items()})
+        return self._marks.open({name: state.keep() for name, state in [*self._states.items()]})
 
-    @undisturbed
     def rollback(self, mark: Mark) -> None:
         """Return all states to their contents at ``mark``; rules as for keyed backends. O(number of states).
 
@@ -275,10 +271,9 @@ class OperatorStateBackend:
         """
         self.check_open()
         kept = self._marks.back_to(mark)
-        for name, state in self._states.items():
+        for name, state in [*self._states.items()]:
             state.put_back(kept.get(name))
 
-    @undisturbed
     def release(self, mark: Mark) -> None:
         """Give up the possibility to roll back to ``mark``. Idempotent.
 

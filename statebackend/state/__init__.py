@@ -40,7 +40,7 @@ from statebackend.state.handles import (
     ValueState,
 )
 from statebackend.state.interface import KeyedStateBackend, StateBackend, overrides
-from statebackend.state.marks import COLLECTIONS, Mark, MarkStack, undisturbed
+from statebackend.state.marks import Mark, MarkStack
 from statebackend.state.reductions import REDUCTION_NAMES, Reduction, named_reduction
 from statebackend.state.timers import (
     DOMAINS,
@@ -74,7 +74,6 @@ from statebackend.state.value_columns import (
 from statebackend.state.vectorised import times_of_rows
 
 __all__ = [
-    "COLLECTIONS",
     "AGGREGATE_NAMES",
     "AggregateFunction",
     "AggregatingState",
@@ -132,6 +131,5 @@ __all__ = [
     "to_arrow",
     "to_chunks",
     "to_values",
-    "undisturbed",
     "written_at",
 ]

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from statebackend.errors import ClosedError, KeyGroupError, UsageError, overlapping_call
 from statebackend.keys import (
@@ -35,12 +35,14 @@ from statebackend.state.descriptors import (
 )
 from statebackend.state.handles import KeyedState
 from statebackend.state.interface import KeyedStateBackend
-from statebackend.state.marks import MarkStack, undisturbed
+from statebackend.state.marks import MarkStack
 from statebackend.state.timers import DOMAINS, RESERVED, Timers
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.types import Type
 
 #: The event time while there is none: nothing has expired by then.
+Result = TypeVar("Result")
+
 NO_TIME = -(2**63)
 _MERGING = ("list", "reducing", "aggregating")
 #: Represents all namespaces where an encoded one is expected.
@@ -274,6 +276,14 @@ class BaseKeyedStateBackend(KeyedStateBackend):
             return function(*arguments)
         finally:
             self._calls_inside -= 1
+
+    def _run_alone(self, step: Callable[[], Result]) -> Result:
+        """Run a step that takes several changes, or many reads, to one moment: other calls are refused meanwhile."""
+        try:
+            result: Result = self._run(step)
+            return result
+        finally:
+            self._settle()
 
     def _call_each(
         self,
@@ -582,17 +592,14 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     # --- marks ---
 
-    @undisturbed
     def mark(self) -> Any:
         self._check_open()
-        return self._marks.open(self._mark_point())
+        return self._run_alone(lambda: self._marks.open(self._mark_point()))
 
-    @undisturbed
     def rollback(self, mark: Any) -> None:
         self._check_open()
-        self._return_to(self._marks.back_to(mark))
+        self._run_alone(lambda: self._return_to(self._marks.back_to(mark)))
 
-    @undisturbed
     def release(self, mark: Any) -> None:
         # A mark may always be released. Deferred, it would be released amid the end of another thread's call.
         if self._calls_inside and self._is_inside(self._under_way):

@@ -10,77 +10,9 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import threading
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from statebackend.errors import UsageError
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def undisturbed(method: Method) -> Method:
-    """Have collections wait until a method is done: the finalisers that they run may write, mark or roll back.
-
-    For what changes a `MarkStack` and what belongs to its marks, and for a snapshot, which is of one moment. A
-    finaliser in between would see half of the change, or take back what the other half builds on.
-
-    >>> undisturbed(gc.isenabled)()
-    False
-    """
-
-    @wraps(method)
-    def alone(*arguments: Any, **named: Any) -> Any:
-        stop, go_on = COLLECTIONS.stop, COLLECTIONS.go_on
-        stop()
-        try:
-            return method(*arguments, **named)
-        finally:
-            go_on()
-
-    return cast(Method, alone)
-
-
-class _Collections:
-    """Python's collections, which wait while any thread has stopped them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # a collection in here may run a finaliser that comes in here
-        self._stops = 0
-        self._were_on = False
-        self.stop: Callable[[], None] = self._stop
-        self.go_on: Callable[[], None] = self._go_on
-
-    def count_with(self, stop: Callable[[], None], go_on: Callable[[], None]) -> None:
-        """Leave the counting to these. Of two who count, one would let collections go on while the other is inside."""
-        self.stop, self.go_on = stop, go_on
-
-    def _stop(self) -> None:
-        with self._lock:
-            if not self._stops:
-                self._were_on = gc.isenabled()
-                gc.disable()
-            self._stops += 1
-
-    def _go_on(self) -> None:
-        with self._lock:
-            self._stops = max(self._stops - 1, 0)  # in a child of who had stopped them there is none
-            if not self._stops and self._were_on:
-                gc.enable()
-
-    def forked(self) -> None:
-        """In a child: the threads that had stopped them are gone."""
-        if self._stops and self._were_on:
-            gc.enable()
-        self._lock, self._stops = threading.RLock(), 0
-
-
-#: The compiled core counts for all, once a backend on it is there: `columns.one_count`.
-COLLECTIONS = _Collections()
-os.register_at_fork(after_in_child=COLLECTIONS.forked)
 
 
 class Mark:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 import statebackend as sb
-from statebackend.state.marks import COLLECTIONS
 
 MAP = sb.MapStateDescriptor("map", int, int)
 LIST = sb.ListStateDescriptor("list", int)
@@ -47,10 +45,6 @@ def interrupted(at: int) -> Iterator[list[int]]:
         yield count
     finally:
         sys.settrace(None)
-        # An interrupt strikes here also where no signal can: collections that were stopped then would stay so.
-        for _ in range(20):
-            COLLECTIONS.go_on()
-        gc.enable()
 
 
 def contents(keyed: Any) -> list[Any]:

@@ -510,8 +510,6 @@ def test_a_live_snapshot_outlives_close() -> None:
     [
         lambda core, table: table.get(1),
         lambda core, table: table.put(2, [2]),
-        lambda core, table: core.mark(),
-        lambda core, table: core.snapshot(),
         lambda core, table: core.advance(),
         lambda core, table: kernels.find_many(table, np.arange(3)),
     ],

@@ -21,7 +21,7 @@ from statebackend._core.tables.cow_map cimport (
     value_of)
 from statebackend._core.tables.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
 from statebackend._core.tables.map_table cimport MapTable as CoreMapTable, anchor_ref
-from statebackend._core.tables.state_core cimport Mark, StateCore
+from statebackend._core.tables.state_core cimport Mark, StateCore, begin_inside
 from statebackend._core.tables.state_table cimport StateTable as CoreTable, is_null
 from statebackend._core.tables.values cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, load_blob, load_number)
@@ -121,7 +121,7 @@ def entries_of(CoreTable table not None):
     cdef uint32_t g, slot
     out = []
     table.usable()
-    table.owner.hold()
+    begin_inside(table.owner)
     try:
         for g in range(table.table.n_maps):
             begin_walk(table.table.maps[g], &walk)
@@ -131,7 +131,7 @@ def entries_of(CoreTable table not None):
                 slot = next_entry(table.table.core, &walk)
         return out
     finally:
-        table.owner.let_go()
+        table.owner.leave()
 
 
 def dirty(CoreTable table not None, Mark mark not None):
@@ -141,7 +141,6 @@ def dirty(CoreTable table not None, Mark mark not None):
     found = set()
     table.owner.require_open(mark)
     table.owner.enter()
-    table.owner.hold()
     try:
         begin_records(table.table.journal, mark.version, &record)
         while next_change(&record, table.table):
@@ -149,7 +148,6 @@ def dirty(CoreTable table not None, Mark mark not None):
             found.add((key_object(table.table, entry), namespace_of(table.table, entry)))
         return found
     finally:
-        table.owner.let_go()
         table.owner.leave()
 
 
@@ -186,11 +184,7 @@ cdef class StateTable(CoreTable):
             if slot == 0:
                 return None
             slot = self._unshare(map, slot, &k)
-            self.owner.hold()            # a new list may start a collection
-            try:
-                return load_at(self, entry_at(self.table.core, slot))
-            finally:
-                self.owner.let_go()
+            return load_at(self, entry_at(self.table.core, slot))
         finally:
             self.owner.leave()
 
@@ -242,7 +236,7 @@ cdef class StateTable(CoreTable):
         cdef uint32_t slot
         out = []
         self.usable()
-        self.owner.hold()
+        begin_inside(self.owner)
         try:
             self.split_key(key, namespace, &k)
             map = self.map_or_null(k.group)
@@ -252,7 +246,7 @@ cdef class StateTable(CoreTable):
                 slot = entry_at(self.table.core, slot).next
             return out
         finally:
-            self.owner.let_go()
+            self.owner.leave()
 
     def map_info(self, uint32_t group):
         """Return sizes, capacities and rehash progress of the map of a key group; None if it was never used."""
@@ -324,7 +318,6 @@ cdef class MapTable(CoreMapTable):
         cdef uint32_t slot
         keys = []
         self.owner.enter()
-        self.owner.hold()
         try:
             slot = self.locate(key, namespace, &head, &map)
             if slot:
@@ -334,6 +327,5 @@ cdef class MapTable(CoreMapTable):
                 keys.append(key_object(table, entry))
                 slot = thread_of(table, entry).next
         finally:
-            self.owner.let_go()
             self.owner.leave()
         return [(map_key, self.get(key, map_key, namespace)) for map_key in keys]

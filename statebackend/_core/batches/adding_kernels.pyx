@@ -159,10 +159,10 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
         return None
     slots = np.zeros(call.batch.n, dtype=np.uint32)
     call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
-    table.owner.hold()                   # slots are valid until the next call
+    call.hold()
     try:
-        call.run(op)
+        call.run(op, True)
         rows = distinct_slots(slots)
         return rows, values_at(table, slots[rows])
     finally:
-        table.owner.let_go()
+        call.let_go()

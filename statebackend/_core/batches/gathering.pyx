@@ -72,7 +72,6 @@ def values_at(StateTable table not None, slots):
     cdef char *source
     cdef char *out
     cdef uint64_t[::1] blobs
-    table.usable()
     if table.value_code >= CODE_OBJECT:
         raise UsageError("objects, lists and anchors are not read in batches")
     if table.value_code == CODE_BLOB:
@@ -124,7 +123,6 @@ def lists_at(StateTable table not None, slots):
     cdef ListChunk *chunk
     cdef char *source
     cdef char *out
-    table.usable()
     if table.value_code != CODE_LIST or table.element_code >= CODE_OBJECT:
         raise UsageError("this table does not hold lists that are read in batches")
     offsets = np.zeros(n + 1, dtype=np.int64)

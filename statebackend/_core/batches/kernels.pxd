@@ -194,7 +194,11 @@ cdef class BatchCall:
     cdef int set_nulls(self, nulls) except -1
     cdef int set_namespaces(self, namespaces) except -1
     cdef int set_timestamps(self, timestamps) except -1
-    cdef int run(self, Operation op) except -1
+    cdef int enter(self) except -1
+    cdef int leave(self) except -1
+    cdef int hold(self) except -1
+    cdef int let_go(self) except -1
+    cdef int run(self, Operation op, bint is_inside=*) except -1
     cdef tuple read(self, Operation op, int code, uint32_t width, bint counted)
     cdef int _prepare(self) except -1
     cdef int _call_crew(self) except -1

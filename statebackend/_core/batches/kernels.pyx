@@ -1209,8 +1209,27 @@ cdef class BatchCall:
         self.batch.timestamps = <const int64_t *>self.pointer(timestamps, np.int64)
         return 0
 
-    cdef int run(self, Operation op) except -1:
-        """Run all chunks of the batch, or none of them."""
+    cdef int enter(self) except -1:
+        cdef StateCore owner = self.table.owner
+        owner._check_call()
+        owner.reclaim(RECLAIM_PER_ROW * self.batch.n + RECLAIM_PER_BATCH)    # objects that end may call it
+        return owner.enter()
+
+    cdef int leave(self) except -1:
+        self.table.owner.leave()
+        return self.table.owner.end_dropped()
+
+    cdef int hold(self) except -1:
+        """Keep everything else out until `let_go`: what this call has found stays where it is."""
+        self.enter()
+        return self.table.owner.occupy()
+
+    cdef int let_go(self) except -1:
+        self.table.owner.vacate()
+        return self.leave()
+
+    cdef int run(self, Operation op, bint is_inside=False) except -1:
+        """Run all chunks of the batch, or none of them. `is_inside` tells that the caller holds it."""
         cdef StateCore owner = self.table.owner
         cdef Core *core = &owner.core
         cdef bint writes = is_write(op)
@@ -1221,9 +1240,8 @@ cdef class BatchCall:
         self._prepare()
         try:
             self._call_crew()
-            owner._check_call()
-            owner.reclaim(RECLAIM_PER_ROW * self.batch.n + RECLAIM_PER_BATCH)    # objects that end may call it
-            owner.enter()
+            if not is_inside:
+                self.enter()
             try:
                 if self.batch.n:
                     limit = owner.arena.budget.limit
@@ -1243,8 +1261,8 @@ cdef class BatchCall:
                         owner.arena.trim()
                     self._raise(failure)
             finally:
-                owner.leave()
-                owner.end_dropped()
+                if not is_inside:
+                    self.leave()
         finally:
             store_u32(&crew.is_over, 1)
         return 0
@@ -1262,16 +1280,16 @@ cdef class BatchCall:
         if code == CODE_BLOB:
             blobs = np.zeros(max(n, 1), dtype=np.uint64)
             pointers = self.batch.blobs = <Blob **>self.pointer(blobs, np.uint64)
-            owner.hold()                 # blobs stay valid until the next call
+            self.hold()
             try:
-                self.run(op)
+                self.run(op, True)
                 return blobs_of(blobs[:n]), found.view(bool)
             finally:
                 if counted:
                     for i in range(n):
                         if pointers[i] != NULL:
                             blob_drop(owner.core.blobs, pointers[i])
-                owner.let_go()
+                self.let_go()
         out = np.zeros((n, width), dtype=np.uint8)
         self.batch.out = <char *>self.pointer(out.reshape(-1), np.uint8)
         self.run(op)
@@ -1592,9 +1610,12 @@ def lists_of(StateTable table not None, keys, *, namespace=0, int threads=1):
     >>> lists_of(table, np.array([4, 5]))
     (array([0, 0, 2]), array([1, 2]))
     """
-    table.usable()
-    table.owner.hold()                   # slots stay valid until something else is called
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    slots = np.zeros(call.batch.n, dtype=np.uint32)
+    call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
+    call.hold()
     try:
-        return lists_at(table, find_many(table, keys, namespace=namespace, threads=threads))
+        call.run(OP_FIND, True)
+        return lists_at(table, slots)
     finally:
-        table.owner.let_go()
+        call.let_go()

@@ -840,11 +840,11 @@ cdef class TimerHandle(Handle):
         """The timers of a range of key groups: (key group, canonical key, encoded namespace, time). O(timers)."""
         cdef list rows = []
         self.core.enter()
-        self.core.hold()
+        self.core.occupy()
         try:
             self.visit_all(rows, first_group, last_group)
         finally:
-            self.core.let_go()
+            self.core.vacate()
             self.core.leave()
         return rows
 

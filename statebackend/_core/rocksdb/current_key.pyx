@@ -46,7 +46,7 @@ cdef class CurrentKey:
         if unlikely(self.closed):
             raise ClosedError("the backend is closed", hint="create another one")
         if unlikely(self.store.overlay.inside or self.store.overlay.is_busy):
-            self.store.overlay.come_in()
+            self.store.overlay.begin()
         return 0
 
     cdef int no_key(self) except -1:

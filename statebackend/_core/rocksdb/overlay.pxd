@@ -105,6 +105,7 @@ cdef class Overlay:
     cdef public uint64_t longest      # a key and value of more bytes are refused; tests set less
 
     cdef int come_in(self) except -1
+    cdef int begin(self) except -1
     cdef int come_after(self) except -1
     cdef bint others_leave(self)
     cdef void go_in(self) noexcept

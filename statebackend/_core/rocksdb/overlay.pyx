@@ -17,7 +17,6 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 from posix.unistd cimport getpid, usleep
 
-from statebackend._core.memory.collecting cimport go_on_collecting, stop_collecting
 from statebackend._core.memory.platform cimport prefetch
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE_PUT, Write
 from statebackend._core.rocksdb.buffers cimport BESIDE_ROW, Bytes, append, compare
@@ -347,7 +346,6 @@ cdef class Layer:
         cdef Node *node
         cdef Node *copied
         cdef bint is_done
-        stop_collecting()
         with nogil:
             is_done = put_in_order(&self.rows)
             node = self.rows.first[0]
@@ -359,7 +357,6 @@ cdef class Layer:
                     is_done = copied.newest != NULL
                 node = node.next[0]
             is_done = is_done and put_in_order(&made.rows)
-        go_on_collecting()
         if not is_done:
             raise MemoryError
         return made
@@ -376,6 +373,12 @@ cdef class Overlay:
         self.process = getpid()
 
     cdef int come_in(self) except -1:
+        """Refuse a step while another thread, or the caller of a finaliser, is amid one."""
+        if self.is_busy:
+            raise overlapping_call()
+        return 0
+
+    cdef int begin(self) except -1:
         """Refuse a call while another one is inside."""
         if self.is_busy or self.inside:
             raise overlapping_call()
@@ -389,21 +392,20 @@ cdef class Overlay:
     cdef bint others_leave(self):
         """Give a thread that is inside a moment to leave; return whether none is. A child has none of its parent's."""
         cdef int waited = 0
-        while self.is_busy and waited < PATIENCE and self.process == getpid():
+        while self.is_busy and waited < PATIENCE and self.process == getpid() \
+                and self.inside_thread != PyThread_get_thread_ident():
             with nogil:
                 usleep(100)
             waited += 1
         return not self.is_busy
 
     cdef void go_in(self) noexcept:
-        """Keep other threads and collections out until `go_out`."""
+        """Keep other threads, and the finalisers that a collection runs, out until `go_out`."""
         self.is_busy = True
         self.inside_thread = PyThread_get_thread_ident()
-        stop_collecting()
 
     cdef void go_out(self) noexcept:
         self.is_busy = False
-        go_on_collecting()
 
     def __dealloc__(self):
         free(self.journal)

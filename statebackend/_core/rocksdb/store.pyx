@@ -11,7 +11,6 @@ from libc.string cimport memset
 
 import numpy as np
 
-from statebackend._core.memory.collecting cimport go_on_collecting, stop_collecting
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.memory.byte_rows cimport NO_BYTES, check_rows, start_of
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE_PUT, Write
@@ -152,7 +151,7 @@ cdef class Store:
         return 0
 
     cdef int need_key(self) except -1:
-        self.overlay.come_in()           # another thread may be reading what lies at the place, or behind it
+        self.overlay.begin()             # another thread may be reading what lies at the place, or behind it
         if not self.has_key:
             self.refuse()
         return 0
@@ -266,16 +265,15 @@ cdef class Store:
     cdef int change(self, Table table, Write what, const char *key, size_t n, const char *value,
                     size_t size) except -1:
         cdef NotedKeys noted
+        cdef bytes _kept
         check_sizes(n, size)
         self.enter(table)
         if self.overlay.n_marks == 0:
             if unlikely(self.has_failed or self.overlay.n_journal >= self.unmarked_keys
                         or self.gathered >= UNMARKED_BYTES):
-                stop_collecting()        # a finaliser could make another key current, whose place `key` would be
-                try:
-                    self.flush()
-                finally:
-                    go_on_collecting()
+                _kept = key[:n]          # a finaliser could make another key current, whose place `key` would be
+                key = _kept
+                self.flush()
                 self.enter(table)
             self.is_batched = True
             self.gathered += n + size

@@ -11,7 +11,6 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp, memset
 
-from statebackend._core.memory.collecting cimport go_on_collecting, stop_collecting
 from statebackend._core.rocksdb.buffers cimport Bytes, append, compare, drop
 from statebackend._core.rocksdb.database cimport ColumnFamily, array_of
 from statebackend._core.rocksdb.iterators cimport Iterator
@@ -76,16 +75,12 @@ cdef class Walk:
         return 0
 
     cdef void go_in(self) noexcept:
-        """Keep others out as `Overlay.go_in` does, or collections alone where the layer is the walk's own."""
-        if self.overlay is None:
-            stop_collecting()
-        else:
+        """Keep others out as `Overlay.go_in` does, unless the layer is the walk's own."""
+        if self.overlay is not None:
             self.overlay.go_in()
 
     cdef void go_out(self) noexcept:
-        if self.overlay is None:
-            go_on_collecting()
-        else:
+        if self.overlay is not None:
             self.overlay.go_out()
 
     def read_many(self, Py_ssize_t rows, Py_ssize_t nbytes=1 << 24):

@@ -4,7 +4,7 @@ The journal names the slots that were inserted, written or removed. Each key amo
 exists now, its row is the live entry. Otherwise its row is the entry that a record still holds, of which only the key
 is read.
 
-This takes a while, without the GIL. Other threads' calls wait for it (`StateCore.hold`).
+This takes a while, without the GIL. Other threads' calls wait for it (`StateCore.occupy`).
 
 For lists the journal holds old heads. A list that still has the stamp of the oldest head has only grown: the elements
 that this head counts are as they were. Any other change gives a list another stamp, but for elements at its front that
@@ -79,13 +79,12 @@ cdef tuple changes_now(StateTable table, Mark mark):
     """Collect `distinct_changes` since `mark`, and the moment at which they are valid."""
     cdef StateCore owner = table.owner
     owner.require_open(mark)
-    owner.enter()
-    owner.hold()
-    owner.calls += 1                     # so that no handle remembers a slot and writes without asking
+    owner.enter_step()
+    owner.occupy()
     try:
         return distinct_changes(table.table, mark.version), LiveMoment(owner)
     finally:
-        owner.let_go()
+        owner.vacate()
         owner.leave()
 
 
@@ -114,9 +113,8 @@ def count_changes(StateTable table not None, Mark mark not None):
     cdef uint64_t[::1] addresses
     cdef unsigned char[::1] came
     cdef unsigned char[::1] there_now
-    owner.enter()
-    owner.hold()
-    owner.calls += 1                     # so that no handle remembers a slot and writes without asking
+    owner.enter_step()
+    owner.occupy()
     try:
         version = mark.version
         with nogil:
@@ -129,7 +127,7 @@ def count_changes(StateTable table not None, Mark mark not None):
             with nogil:
                 find_returned(changed, distinct, addresses, came, there_now)
     finally:
-        owner.let_go()
+        owner.vacate()
         owner.leave()
     there = int(np.count_nonzero(live))
     return there, len(found) - there - int(np.count_nonzero(born > live))

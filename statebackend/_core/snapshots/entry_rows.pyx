@@ -17,7 +17,7 @@ from statebackend._core.tables.cow_map cimport (
     live_elements, namespace_of, thread_of)
 from statebackend._core.tables.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
 from statebackend._core.memory.platform cimport prefetch
-from statebackend._core.tables.state_core cimport StateCore
+from statebackend._core.tables.state_core cimport StateCore, begin_inside
 from statebackend._core.tables.state_table cimport StateTable, is_null
 from statebackend._core.tables.values cimport CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW
 
@@ -48,16 +48,18 @@ cdef class LiveMoment(Moment):
         self.calls = owner.calls
 
     cdef int begin_reading(self) except -1:
-        self.owner.hold()
+        self.owner.occupy()
         if self.owner.closed or self.calls != self.owner.calls:
-            self.owner.let_go()
+            self.owner.vacate()
             raise UsageError("the backend has been called since")
+        begin_inside(self.owner)
         self.owner.calls += 1            # so that no handle remembers a slot and writes without asking
         self.calls = self.owner.calls
         return 0
 
     cdef void end_reading(self) noexcept:
-        self.owner.let_go()
+        self.owner.inside -= 1
+        self.owner.vacate()
 
 
 @cython.final

@@ -40,6 +40,7 @@ cdef class StateCore:
     # For undoing, which makes no objects: a collection could run finalisers that see what is half undone.
     cdef list dropped                    # objects that end when the call is over
     cdef int enter(self) except -1
+    cdef int enter_step(self) except -1
     cdef Py_ssize_t place_of(self, Mark mark) noexcept
     cdef uint64_t reclaims               # counts the calls of `reclaim`
     cdef void reclaim(self, int64_t budget) noexcept
@@ -47,8 +48,6 @@ cdef class StateCore:
     cdef int settle(self) except -1
     cdef int occupy(self) except -1
     cdef void vacate(self) noexcept
-    cdef int hold(self) except -1
-    cdef void let_go(self) noexcept
     cdef int end_dropped(self) except -1
     cdef void leave(self) noexcept
     cdef void after_close(self) noexcept

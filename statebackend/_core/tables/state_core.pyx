@@ -9,7 +9,7 @@ refused, and `close()` and snapshots of other threads wait.
 
 Finalisers of objects may use the backend that held them, or any other object: a collection runs them wherever a Python
 object is made, on any thread. So nothing is half changed where objects are made or dropped. Code that reads state while
-it makes objects holds off collections (`hold`).
+it makes objects is `inside`.
 """
 
 import os
@@ -28,7 +28,6 @@ from statebackend._core.tables.cow_map cimport (
     FREE_SLOT, LAST_VERSION, RETIRED_RUN, VALUE_FIXED, BucketTable, CowMap, Directory, Entry, Journal, Segment, Table,
     count_records, drain, entry_at, first_of_run, forget_empty_journals, forget_moves, let_die, map_clear_storage,
     payload_drop, payload_of, segment_for_writing, undo_log, wait_for_others)
-from statebackend._core.memory.collecting cimport go_on_collecting, stop_collecting
 from statebackend._core.memory.journal cimport Log, LogChunk, chunk_data, log_append, log_clear
 from statebackend._core.tables.invariants cimport check_logs
 from statebackend._core.tables.namespaces cimport new_namespaces
@@ -135,7 +134,7 @@ cdef class StateCore:
         """Run what was deferred to the end of the outermost call."""
         while self.later and not self.inside and not self.under_way and not self.core.busy:
             self.later.pop(0)()
-        return 0
+        return 0 if self.inside else self.end_dropped()
 
     def _do_later(self, deferred):
         """Call `deferred` at the end of the outermost call."""
@@ -161,16 +160,6 @@ cdef class StateCore:
         if unlikely(self.closed):
             self.after_close()
 
-    cdef int hold(self) except -1:
-        """Until `let_go`, only calls of this thread change anything: collections, which run finalisers, wait."""
-        self.occupy()
-        stop_collecting()
-        return 0
-
-    cdef void let_go(self) noexcept:
-        go_on_collecting()
-        self.vacate()
-
     cdef int end_dropped(self) except -1:
         """Drop the objects that an undo has kept alive. Their finalisers may call anything."""
         cdef list _dropped
@@ -190,6 +179,16 @@ cdef class StateCore:
                 self.refuse()
         self.inside += 1
         self.inside_thread = PyThread_get_thread_ident()
+        self.calls += 1
+        return 0
+
+    cdef int enter_step(self) except -1:
+        """Begin a call, or a step of one that refuses others already."""
+        if not self.inside:
+            return self.enter()
+        if unlikely(self.closed or self.core.busy and self.core.busy_thread != PyThread_get_thread_ident()):
+            self.refuse()
+        begin_inside(self)
         self.calls += 1
         return 0
 
@@ -230,7 +229,7 @@ cdef class StateCore:
     def mark(self):
         """Open a mark. O(1)."""
         cdef Mark mark = Mark.__new__(Mark)
-        self.enter()
+        self.enter_step()
         try:
             # Under a snapshot, clones get versions that tell only of the newest segment if they were journalled.
             mark.before = self.core.journal_version if self.core.newest == NULL else 0
@@ -256,7 +255,7 @@ cdef class StateCore:
         cdef Mark other
         cdef UndoNote *note
         cdef int64_t limit = self.arena.budget.limit
-        self.enter()
+        self.enter_step()
         try:
             self.arena.budget.limit = 0
             self.require_open(mark)
@@ -286,7 +285,9 @@ cdef class StateCore:
             forget_moves(&self.core)
             self.arena.budget.limit = limit
             self.leave()
-            self.end_dropped()
+            self.core.pending = 1        # or the next call drops them
+            if not self.inside:
+                self.end_dropped()
 
     cdef int undo_to(self, Journal *journal, uint32_t version) except -1:
         forget_moves(&self.core)
@@ -439,7 +440,7 @@ cdef class StateCore:
         cdef list found = []
         wait_for_others(&self.core)
         self.require_open(mark)
-        stop_collecting()                # a finaliser in between could write, or release marks
+        begin_inside(self)               # a finaliser in between could write, or release marks
         try:
             journal = self.core.filled_journals
             while journal != NULL:
@@ -447,7 +448,7 @@ cdef class StateCore:
                     found.append(<uintptr_t>journal)
                 journal = journal.next_filled
         finally:
-            go_on_collecting()
+            self.leave()
         return found
 
     def begin_load(self):
@@ -503,7 +504,7 @@ cdef class StateCore:
     cdef Snapshot *open_snapshot(self) except NULL:
         """Increment the version and make the maps keep their present contents; begins a SnapshotView."""
         cdef Snapshot *snapshot
-        self.enter()
+        self.enter_step()
         try:
             snapshot = <Snapshot *>raw_alloc(&self.arena.budget, sizeof(Snapshot))
             if snapshot == NULL:

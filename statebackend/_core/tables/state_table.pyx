@@ -452,7 +452,9 @@ cdef class StateTable:
         return 0
 
     def __len__(self):
-        self.usable()
+        if self.owner.closed:
+            raise ClosedError("the backend is closed")
+        wait_for_others(&self.owner.core)
         return self.table.lane.entries
 
     def keys_of(self, uint32_t group):

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-import statebackend.columns.one_count  # noqa: F401 - counts from then on
 from statebackend._core.handles.key_context import KeyContext
 from statebackend._core.handles.row_loop import Iteration, call_each, clear_key_in
 from statebackend._core.snapshots.changes import count_changes

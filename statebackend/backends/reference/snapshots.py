@@ -44,7 +44,7 @@ class TimerState(NamedTuple):
 
 def written_states(backend: ReferenceKeyedBackend) -> list[Any]:
     """All states, and the timers."""
-    timers = backend.timers.tables().items()  # type: ignore[attr-defined]
+    timers = backend._timers.tables().items()  # type: ignore[union-attr]
     return [*backend._states.values(), *(TimerState(timer_state(domain), table) for domain, table in timers)]
 
 

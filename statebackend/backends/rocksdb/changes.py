@@ -85,11 +85,10 @@ class Changes:
         if not segment.is_valid:
             return
         segment.is_valid = False
-        at = self._segments.index(segment)
-        self._note_in(
-            [_REFUSING] * self._tables
-        )  # or another thread writes into a table that is joined already
+        # Or another thread writes into a table that is joined already.
+        self._note_in([_REFUSING] * self._tables)
         try:
+            at = self._segments.index(segment)
             del self._segments[at]
             if at:
                 before = self._segments[at - 1].tables

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-import statebackend.columns.one_count  # noqa: F401 - counts from then on
 from statebackend._core.handles.row_loop import call_each
 from statebackend._core.rocksdb.callbacks import CommittedClock, ExpiryRules
 from statebackend._core.rocksdb.composite_keys import composite_key, parts_of, place_of

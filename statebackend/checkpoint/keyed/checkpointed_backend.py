@@ -49,7 +49,6 @@ from statebackend.state import (
     KeyedState,
     StateDescriptor,
     timer_state,
-    undisturbed,
 )
 from statebackend.types import Compatibility, Type
 
@@ -196,7 +195,6 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
     # --- taking ---
 
-    @undisturbed
     def snapshot(
         self, checkpoint_id: int, store: CheckpointStore | DataWriter, *, incremental: bool = True
     ) -> PendingSnapshot:
@@ -206,6 +204,12 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 f"a {type(store).__name__} is not a store of checkpoints",
                 hint='write sb.CheckpointStore("/path").open_for_writing(...)',
             )
+        return self._run_alone(lambda: self._taken(checkpoint_id, store, incremental))
+
+    def _taken(
+        self, checkpoint_id: int, store: CheckpointStore | DataWriter, incremental: bool
+    ) -> PendingSnapshot:
+        """The snapshot of one moment: a write between its rows and the point of the next delta would be in neither."""
         log = self._log
         log.settle()
         now = _stored_time(self._work_time())
@@ -246,11 +250,10 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         """All that there is at this moment, for files that need no others but, perhaps, some of ``may_name``."""
         return self._take_rows()
 
-    @undisturbed
     def _take_rows(self) -> TakenRows:
         log = self._log
         by_watermark = log.committed_now if self._event_now is None else log.committed_watermark
-        source = self._open_view(ExpiredAt(log.committed_now, by_watermark))
+        source = self._run_alone(lambda: self._open_view(ExpiredAt(log.committed_now, by_watermark)))
         return TakenRows("base", source, tuple(self._restored), self.key_group_range, self._count_expired)
 
     def _take_changes(self, chain: Chain) -> TakenRows:
