@@ -96,15 +96,16 @@ def tests_of(path: str) -> set[Path]:
 
 def main() -> None:
     changed = changed_files()
-    compiled = {path for path in changed if path.endswith((".pyx", ".pxd"))}
-    modules = {path for path in changed if path.startswith("statebackend/") and path.endswith(".py")}
+    sources = {path for path in changed if path.startswith("statebackend/")}
+    compiled = {path for path in sources if path.endswith((".pyx", ".pxd"))}
+    modules = {path for path in sources if path.endswith(".py")}
     tests = {test for path in modules | cimporting(compiled) for test in tests_of(path)}
     for path in changed:
         name = Path(path).stem
         if re.fullmatch(r"tests/\w+/test_\w+\.py", path) and (ROOT / path).exists():
             tests.add(ROOT / path)
-        elif re.fullmatch(r"tests/(support|\w+)/\w+\.py", path):
-            pattern = re.compile(rf"^(from|import) {name}\b", re.M)
+        elif re.fullmatch(r"tests/\w+/\w+\.pyx?", path):
+            pattern = re.compile(rf"^(from|import) (statebackend\._core\.)?{name}\b", re.M)
             tests |= {file for file in ROOT.glob("tests/*/test_*.py") if pattern.search(file.read_text())}
     if any(path.endswith(".md") for path in changed):
         tests.add(ROOT / "tests/house/test_docs.py")
