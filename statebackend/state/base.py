@@ -605,7 +605,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         if self._calls_inside and self._is_inside(self._under_way):
             self._do_later(partial(self.release, mark))
         elif not self._closed and self._marks.release(mark):
-            self._forget_point(mark.point)
+            self._run_alone(lambda: self._forget_point(mark.point))
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:

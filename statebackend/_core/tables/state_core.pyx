@@ -369,10 +369,7 @@ cdef class StateCore:
         cdef bint is_newest
         if not mark.is_open or mark.owner is not self or self.closed:
             return
-        if self.inside or self.core.busy:        # a mark may always be released
-            self._do_later(partial(self.release, mark))
-            return
-        self.enter()
+        self.enter_step()
         try:
             mark.is_open = False
             is_newest = self.open_marks[len(self.open_marks) - 1] is mark
@@ -399,6 +396,13 @@ cdef class StateCore:
             forget_empty_journals(&self.core)
         finally:
             self.leave()
+
+    def release_soon(self, Mark mark not None):
+        """Release `mark` now, or at the end of the call that is inside, on whatever thread."""
+        if self.inside or self.core.busy:
+            self._do_later(partial(self.release, mark))
+        else:
+            self.release(mark)
 
     cdef Py_ssize_t place_of(self, Mark mark) noexcept:
         """The place of an open mark in the list, which is in the order of versions."""

@@ -49,7 +49,7 @@ class HeapPoints(Points):
         return self._core.mark()
 
     def drop(self, point: Point) -> None:
-        self._core.release(point)
+        self._core.release_soon(point)
 
     def is_valid(self, point: Point) -> bool:
         return bool(point.is_open)
