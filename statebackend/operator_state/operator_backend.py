@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, PendingSnapshot
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
-from statebackend.errors import ClosedError, StateMigrationError, UsageError
+from statebackend.errors import ClosedError, StateMigrationError, UsageError, overlapping_call
 from statebackend.operator_state.operator_snapshots import (
     SnapshotHistory,
     StateView,
@@ -85,12 +86,23 @@ class OperatorStateBackend:
         self._restored_now = _restored_now(restore)
         self._snapshots = SnapshotHistory(subtask_index=subtask_index, parallelism=parallelism)
         self._marks = MarkStack("OperatorStateBackend")
-        self._closed = False
+        self._closed = self._is_alone = False
 
     def check_open(self) -> None:
         """Raise `ClosedError` if the backend is closed."""
         if self._closed:
             raise ClosedError("the operator state backend is closed", hint="create another one")
+        if self._is_alone:
+            raise overlapping_call()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse other calls, of finalisers and threads, while all states are taken to one moment."""
+        self._is_alone = True
+        try:
+            yield
+        finally:
+            self._is_alone = False
 
     # --- states ---
 
@@ -247,8 +259,9 @@ class OperatorStateBackend:
         return savepoint
 
     def _views(self) -> dict[str, StateView]:
-        views = {name: _view_of(state) for name, state in [*self._undeclared.items()]}
-        return views | {name: state.view() for name, state in [*self._states.items()]}
+        with self._alone():
+            views = {name: _view_of(state) for name, state in self._undeclared.items()}
+            return views | {name: state.view() for name, state in self._states.items()}
 
     # --- marks ---
 
@@ -259,7 +272,8 @@ class OperatorStateBackend:
         <open mark of OperatorStateBackend>
         """
         self.check_open()
-        return self._marks.open({name: state.keep() for name, state in [*self._states.items()]})
+        with self._alone():
+            return self._marks.open({name: state.keep() for name, state in self._states.items()})
 
     def rollback(self, mark: Mark) -> None:
         """Return all states to their contents at ``mark``; rules as for keyed backends. O(number of states).
@@ -270,9 +284,10 @@ class OperatorStateBackend:
         >>> backend.rollback(backend.mark())
         """
         self.check_open()
-        kept = self._marks.back_to(mark)
-        for name, state in [*self._states.items()]:
-            state.put_back(kept.get(name))
+        with self._alone():
+            kept = self._marks.back_to(mark)
+            for name, state in self._states.items():
+                state.put_back(kept.get(name))
 
     def release(self, mark: Mark) -> None:
         """Give up the possibility to roll back to ``mark``. Idempotent.

@@ -87,9 +87,10 @@ class MarkStack:
     def back_to(self, mark: Mark) -> Any:
         """The point of an open mark, which stays open; closes newer marks. O(newer marks)."""
         point = self.point_of(mark)
-        while (newest := next(reversed(self._marks))) is not mark:
+        # A finaliser may end any of them meanwhile.
+        while mark.is_open and (newest := next(reversed(self._marks), mark)) is not mark:
             newest.is_open = False
-            del self._marks[newest]
+            self._marks.pop(newest, None)
         return point
 
     def release(self, mark: Mark) -> bool:

@@ -82,6 +82,7 @@ cdef tuple changes_now(StateTable table, Mark mark):
     owner.enter_step()
     owner.occupy()
     try:
+        owner.require_open(mark)         # a finaliser may have been first
         return distinct_changes(table.table, mark.version), LiveMoment(owner)
     finally:
         owner.vacate()
@@ -116,6 +117,7 @@ def count_changes(StateTable table not None, Mark mark not None):
     owner.enter_step()
     owner.occupy()
     try:
+        owner.require_open(mark)         # a finaliser may have been first
         version = mark.version
         with nogil:
             n = count_distinct(changed, version)

@@ -371,6 +371,8 @@ cdef class StateCore:
             return
         self.enter_step()
         try:
+            if self.closed or not mark.is_open:  # a finaliser was first
+                return
             mark.is_open = False
             is_newest = self.open_marks[len(self.open_marks) - 1] is mark
             del self.open_marks[len(self.open_marks) - 1 if is_newest else self.place_of(mark)]

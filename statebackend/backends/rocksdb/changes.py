@@ -85,9 +85,9 @@ class Changes:
         if not segment.is_valid:
             return
         segment.is_valid = False
-        # Or another thread writes into a table that is joined already.
-        self._note_in([_REFUSING] * self._tables)
         try:
+            # Or another thread writes into a table that is joined already.
+            self._note_in([_REFUSING] * self._tables)
             at = self._segments.index(segment)
             del self._segments[at]
             if at:

@@ -331,12 +331,13 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     # --- marks, and the end ---
 
     def mark(self) -> Any:
-        self._log.drop_outgrown_point()
+        self._check_open()
+        self._run_alone(self._log.drop_outgrown_point)
         return super().mark()
 
     def rollback(self, mark: Any) -> None:
         super().rollback(mark)
-        self._log.rolled_back()
+        self._run_alone(self._log.rolled_back)
 
     def _let_go(self) -> None:
         self._log.close()
