@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import pickle
 
@@ -54,6 +55,11 @@ class Demanding(errors.UsageError):
 def test_an_error_with_another_constructor_pickles() -> None:
     copy = pickle.loads(pickle.dumps(Demanding(1, 2)))
     assert (str(copy), copy.two) == ("1 and 2. Hint: count [USAGE]", 2)
+
+
+def test_a_store_error_keeps_the_number_of_its_cause_when_it_is_pickled() -> None:
+    error = errors.StoreError.of(OSError(errno.ENOSPC, "the disk is full"), "writing")
+    assert pickle.loads(pickle.dumps(error)).errno == errno.ENOSPC
 
 
 def test_serialization_errors_are_what_python_users_catch() -> None:
