@@ -36,8 +36,8 @@ def write():
     key = 0
     while time.monotonic() < end:
         key += 1
-        keyed.set_current_key(key)
         try:
+            keyed.set_current_key(key)
             state.update(key)
             written.append(key)
         except UsageError as error:
@@ -57,6 +57,7 @@ thread.start()
 while time.monotonic() < end:
     {call}()
 thread.join()
+assert len(written) > 1000
 assert keyed.count_changes(outer) == (len(written), 0)
 assert state.get_many(refused).null_count == len(refused)
 assert state.get_many(written).to_pylist() == written
