@@ -187,3 +187,21 @@ def test_none_beside_objects_of_a_users_serializer_needs_no_watching() -> None:
 def test_an_option_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(sb.UsageError, match=next(iter(options))):
         sb.create_backend("heap", **options)
+
+
+def test_a_mark_that_is_ended_twice_within_a_call_ends_no_other() -> None:
+    """The second end waits for the first one, which closes the mark."""
+    keyed: Any = sb.create_backend("heap").create_keyed_backend(int)
+    state = keyed.get_state(sb.ValueStateDescriptor("s", int))
+    keyed.set_current_key(1)
+    state.update(0)
+    older = keyed.core.mark()
+    state.update(1)
+    newer = keyed.core.mark()
+    state.update(2)
+    keyed._run(lambda: [keyed.core.release_soon(newer) for _ in range(2)])
+    keyed._settle()
+    assert keyed.core.metrics()["marks"] == 1
+    keyed.core.rollback(older)
+    assert state.value() == 0
+    keyed.close()
