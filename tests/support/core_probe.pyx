@@ -188,29 +188,26 @@ cdef class StateTable(CoreTable):
         finally:
             self.owner.leave()
 
-    def contains(self, key, uint32_t namespace=0):
-        """Return True if a key is present. Copies nothing."""
+    cdef uint32_t located(self, key, uint32_t namespace) except? 0:
+        """The slot of a key, good until the next call, or 0. Copies nothing."""
         cdef CoreKey k
         cdef CowMap *map
         self.owner.enter()
         try:
-            return self._locate(key, namespace, &k, &map) != 0
+            return self._locate(key, namespace, &k, &map)
         finally:
             self.owner.leave()
 
+    def contains(self, key, uint32_t namespace=0):
+        """Return True if a key is present."""
+        return self.located(key, namespace) != 0
+
     def timestamp(self, key, uint32_t namespace=0):
         """Return the timestamp stored with a key, or None."""
-        cdef CoreKey k
-        cdef CowMap *map
-        cdef uint32_t slot
-        self.owner.enter()
-        try:
-            slot = self._locate(key, namespace, &k, &map)
-            if slot == 0 or not self.table.layout.has_timestamp:
-                return None
-            return (<int64_t *>payload_of(self.table, entry_at(self.table.core, slot)))[0]
-        finally:
-            self.owner.leave()
+        cdef uint32_t slot = self.located(key, namespace)
+        if slot == 0 or not self.table.layout.has_timestamp:
+            return None
+        return (<int64_t *>payload_of(self.table, entry_at(self.table.core, slot)))[0]
 
     def __iter__(self):
         return iter(entries_of(self))

@@ -78,11 +78,10 @@ def entries_before(StateTable table not None, Mark mark not None):
 cdef tuple changes_now(StateTable table, Mark mark):
     """Collect `distinct_changes` since `mark`, and the moment at which they are valid."""
     cdef StateCore owner = table.owner
-    owner.require_open(mark)
     owner.enter_step()
     owner.occupy()
     try:
-        owner.require_open(mark)         # a finaliser may have been first
+        owner.require_open(mark)         # now: objects that ended before the call may have released it
         return distinct_changes(table.table, mark.version), LiveMoment(owner)
     finally:
         owner.vacate()
@@ -107,7 +106,6 @@ def count_changes(StateTable table not None, Mark mark not None):
     """
     cdef StateCore owner = table.owner
     cdef int64_t n
-    owner.require_open(mark)
     cdef Table *changed = table.table
     cdef uint32_t version
     cdef int64_t distinct
@@ -117,7 +115,7 @@ def count_changes(StateTable table not None, Mark mark not None):
     owner.enter_step()
     owner.occupy()
     try:
-        owner.require_open(mark)         # a finaliser may have been first
+        owner.require_open(mark)         # now: objects that ended before the call may have released it
         version = mark.version
         with nogil:
             n = count_distinct(changed, version)
