@@ -349,7 +349,7 @@ class Query:
     def wait(self) -> str | None:
         """Wait for its end; what it failed with."""
         try:
-            if self.is_fed:  # until somebody ends it
+            if self.is_fed:  # until the test ends it
                 self.query.awaitTermination()
             else:
                 assert self.query.awaitTermination(PATIENCE)

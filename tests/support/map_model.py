@@ -95,7 +95,7 @@ def list_of(values, kind):
 
 
 def reduce_many(table, keys, values, reduction, **options):
-    """Reduce numbers into those of a table, as a state with a named reduction does."""
+    """Reduce numbers into a table, as a state with a named reduction does."""
     kind = next(kind for kind, dtype in DTYPES.items() if values.dtype == dtype)
     return add_many(table, keys, values, AddPlan(reduction, kind), **options)
 

@@ -1220,7 +1220,7 @@ cdef class BatchCall:
         return self.table.owner.end_dropped()
 
     cdef int hold(self) except -1:
-        """Keep everything else out until `let_go`: what this call has found stays where it is."""
+        """Keep everything else out until `let_go`: the entries that this call has found stay in place."""
         self.enter()
         return self.table.owner.occupy()
 

@@ -151,7 +151,7 @@ cdef class Store:
         return 0
 
     cdef int need_key(self) except -1:
-        self.overlay.begin()             # another thread may be reading what lies at the place, or behind it
+        self.overlay.begin()             # another thread may be reading the bytes of the place
         if not self.has_key:
             self.refuse()
         return 0
