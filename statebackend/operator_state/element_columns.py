@@ -31,11 +31,6 @@ def column_type(config: Any) -> Type:
 
     Pickles are BYTES there, also within other types, so that nothing is executed to write or read them. A value that
     involves a user's own serializer is BYTES as a whole.
-
-    >>> column_type({"type": "row", "fields": [["a", {"type": "long"}], ["b", {"type": "pickle"}]]})
-    ROW(a=LONG, b=BYTES)
-    >>> column_type({"type": "list", "element": {"type": "custom", "serializer": {}}})
-    BYTES
     """
     try:
         return _without_pickles(from_config(config))
@@ -58,11 +53,7 @@ def _without_pickles(declared: Type) -> Type:
 
 
 def to_column(data: Sequence[bytes | None], config: Any) -> pa.Array:
-    """The column of stored values, with null for None. O(bytes); makes no Python object for a value.
-
-    >>> to_column([b"a"], {"type": "pickle"}).type
-    DataType(binary)
-    """
+    """The column of stored values, with null for None. O(bytes); makes no Python object for a value."""
     from statebackend.columns.nested_columns import arrow_of_stored
 
     # A pickle and its bytes have the same layout within other types.
@@ -80,11 +71,7 @@ def to_column(data: Sequence[bytes | None], config: Any) -> pa.Array:
 
 
 def to_bytes(column: pa.Array, config: Any) -> list[bytes | None]:
-    """The stored values of a column. O(bytes); makes no Python object for a value but its bytes.
-
-    >>> to_bytes(pa.array(["a", None]), {"type": "string"})
-    [b'a', None]
-    """
+    """The stored values of a column. O(bytes); makes no Python object for a value but its bytes."""
     from statebackend.columns.nested_columns import stored_runs
 
     declared = column_type(config)
@@ -99,12 +86,7 @@ def to_bytes(column: pa.Array, config: Any) -> list[bytes | None]:
 
 
 def stored_keys(canonical: Sequence[Any], encoder: KeyEncoder) -> list[bytes]:
-    """The stored values of keys in their canonical form. O(bytes).
-
-    >>> from statebackend.keys import key_encoder
-    >>> stored_keys([7], key_encoder("int")), canonical_keys([b"\\x07\\0\\0\\0"], key_encoder("int"))
-    ([b'\\x07\\x00\\x00\\x00'], [7])
-    """
+    """The stored values of keys in their canonical form. O(bytes)."""
     from statebackend.columns.nested_columns import decoded_keys
 
     keys = list(canonical)
@@ -123,13 +105,7 @@ def canonical_keys(stored: Sequence[bytes], encoder: KeyEncoder) -> list[Any]:
 
 
 class ElementBytes:
-    """Converts values of a type by its compiled codec, and by the serializer what only that can judge.
-
-    >>> from statebackend.types import DATE
-    >>> ElementBytes(DATE).of("today")
-    Traceback (most recent call last):
-    statebackend.errors.SerializationTypeError: DATE does not take a value of type str [SERIALIZATION.TYPE]
-    """
+    """Converts values of a type by its compiled codec, and by the serializer what only that can judge."""
 
     def __init__(self, declared: Type) -> None:
         # Importing the library loads nothing compiled.
@@ -148,12 +124,7 @@ class ElementBytes:
         return self._serialize(value) if stored is None else stored
 
     def of_column(self, column: pa.Array) -> list[bytes] | None:
-        """The bytes of all values of a column without nulls; None if each must be looked at. O(bytes).
-
-        >>> from statebackend.types import TUPLE, STRING
-        >>> ElementBytes(TUPLE(STRING)).of_column(pa.array([{"x": "a"}]))
-        [b'\\x00\\x01\\x00\\x00\\x00a']
-        """
+        """The bytes of all values of a column without nulls; None if each must be looked at. O(bytes)."""
         from statebackend.columns.nested_columns import stored_runs
 
         runs = None if column.null_count else stored_runs(column, self._type, as_python=True)
@@ -168,13 +139,7 @@ class ElementBytes:
 
 
 class CanonicalKeys:
-    """Converts keys of a type by its compiled codec, and by the encoder what only that can judge.
-
-    >>> from statebackend.types import DATE
-    >>> keys = CanonicalKeys(DATE)
-    >>> keys.of(keys.key(7))
-    7
-    """
+    """Converts keys of a type by its compiled codec, and by the encoder what only that can judge."""
 
     def __init__(self, declared: Type) -> None:
         from statebackend.columns.codec_choice import type_codec

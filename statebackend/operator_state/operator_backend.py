@@ -1,14 +1,4 @@
-"""The operator state of one instance.
-
->>> from statebackend.state import ListStateDescriptor
->>> backend = OperatorStateBackend()
->>> state = backend.get_list_state(ListStateDescriptor("offsets", int))
->>> mark = backend.mark()
->>> state.add(1)
->>> backend.rollback(mark)
->>> state.get(), backend.registered_state_names()
-([], ['offsets'])
-"""
+"""The operator state of one instance."""
 
 from __future__ import annotations
 

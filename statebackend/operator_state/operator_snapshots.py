@@ -93,14 +93,7 @@ def type_roles(mode: str) -> dict[str, str]:
 
 
 class SnapshotHistory:
-    """The snapshots of one instance and their contents, so that unchanged state is not written again.
-
-    >>> import tempfile
-    >>> history = SnapshotHistory(subtask_index=0, parallelism=1)
-    >>> with tempfile.TemporaryDirectory() as folder, CheckpointStore(folder) as store:
-    ...     history.take(0, store.open_for_writing(), {}).result().extra
-    {'part': 'operator'}
-    """
+    """The snapshots of one instance and their contents, so that unchanged state is not written again."""
 
     def __init__(self, *, subtask_index: int, parallelism: int) -> None:
         self._subtask_index = subtask_index
@@ -262,11 +255,7 @@ def write_savepoint(
 
 
 def operator_part(subtask_index: int, parallelism: int, now: int | None) -> tuple[str, str, JsonObject]:
-    """The part of an instance as `Savepoint.write_part` takes it.
-
-    >>> operator_part(0, 2, None)[:2]
-    ('operator', '0-of-2')
-    """
+    """The part of an instance as `Savepoint.write_part` takes it."""
     described: JsonObject = {"subtask": subtask_index, "parallelism": parallelism, "now": now}
     return PART, f"{subtask_index}-of-{parallelism}", described
 

@@ -1,17 +1,4 @@
-"""List states of an operator, and broadcast state: a map that is the same in every instance.
-
->>> from statebackend.state import ListStateDescriptor, MapStateDescriptor
->>> from statebackend.operator_state import OperatorStateBackend
->>> backend = OperatorStateBackend()
->>> buffered = backend.get_list_state(ListStateDescriptor("buffered", str))
->>> buffered.update(["a", "b"])
->>> list(buffered)
-['a', 'b']
->>> rules = backend.get_broadcast_state(MapStateDescriptor("rules", str, int))
->>> rules.put("limit", 5)
->>> rules.read_only().get("limit")
-5
-"""
+"""List states of an operator, and broadcast state: a map that is the same in every instance."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Tools for stored state: they read, check, copy, rewind and make it without a job.
-
->>> from statebackend.tools import read_state
->>> read_state("/nowhere", "total")
-Traceback (most recent call last):
-statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store [USAGE.NO_CHECKPOINT]
-"""
+"""Tools for stored state: they read, check, copy, rewind and make it without a job."""
 
 from statebackend.tools.build import bootstrap
 from statebackend.tools.export import savepoint

@@ -1,9 +1,4 @@
-"""Makes a savepoint of a checkpoint, without a backend and without disturbing the writer of the store.
-
->>> savepoint("/nowhere", "/data/savepoint")
-Traceback (most recent call last):
-statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store [USAGE.NO_CHECKPOINT]
-"""
+"""Makes a savepoint of a checkpoint, without a backend and without disturbing the writer of the store."""
 
 from __future__ import annotations
 

@@ -36,9 +36,6 @@ class TakenBack(NamedTuple):
     """A batch that `rewind` has removed from a store.
 
     Its sinks may have been called: with ``rows`` rows, and with a `SinkContext` of this ``incarnation``.
-
-    >>> TakenBack(7, 70, "0" * 32, {"main": "/data/out/batch-7.parquet"}).removed
-    ()
     """
 
     batch_id: int
@@ -52,11 +49,7 @@ class TakenBack(NamedTuple):
 
 
 class Rewound(NamedTuple):
-    """The result of `rewind`.
-
-    >>> Rewound(6, []).taken_back
-    []
-    """
+    """The result of `rewind`."""
 
     #: The newest checkpoint now; None if there is none.
     to: int | None

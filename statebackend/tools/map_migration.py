@@ -1,9 +1,4 @@
-"""Turns a value state that holds maps into a map state, in a copy of a savepoint.
-
->>> value_map_to_map_state("/nowhere", "/data/copy", "seen", MapStateDescriptor("seen", str, int))
-Traceback (most recent call last):
-statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store [USAGE.NO_CHECKPOINT]
-"""
+"""Turns a value state that holds maps into a map state, in a copy of a savepoint."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Shows the progress of a long tool on a terminal.
-
->>> import io
->>> with Progress("rescaling", 100, stream=io.StringIO()) as progress:  # no terminal: nothing is shown
-...     progress.advance(50)
-"""
+"""Shows the progress of a long tool on a terminal."""
 
 from __future__ import annotations
 

@@ -8,13 +8,8 @@
 >>> operator.get_list_state(ListStateDescriptor("offsets", int)).add_all([7, 9])
 >>> folder = tempfile.TemporaryDirectory()
 >>> with CheckpointStore(folder.name).open_for_writing() as store:
-...     checkpoint = store.commit(0, [operator.snapshot(0, store).result()])
+...     _ = store.commit(0, [operator.snapshot(0, store).result()])
 >>> read_state(folder.name, "offsets").to_pydict()
-{'subtask': [0, 0], 'value': [7, 9]}
->>> with SnapshotFiles(checkpoint, checkpoint.snapshots[0]) as files:
-...     files.states, files.rows("offsets")
-(['offsets'], 2)
->>> savepoint_table(operator.savepoint(folder.name + "/savepoint"), "offsets").to_pydict()
 {'subtask': [0, 0], 'value': [7, 9]}
 >>> folder.cleanup()
 """
@@ -138,11 +133,7 @@ def pinned_checkpoint(
 
 
 def open_saved(uri: Any, checkpoint_id: int | None) -> Checkpoint | Savepoint:
-    """The same, or the savepoint at the address, which has no ids; a store may be given, too.
-
-    >>> open_saved(Savepoint("/data/savepoint"), None)
-    Savepoint('/data/savepoint')
-    """
+    """The same, or the savepoint at the address, which has no ids; a store may be given, too."""
     if isinstance(uri, Savepoint):
         if checkpoint_id is not None:
             raise UsageError(

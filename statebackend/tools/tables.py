@@ -1,9 +1,4 @@
-"""The tables that tools return, for checkpoints and savepoints alike.
-
->>> empty_table({"name": "n", "kind": "value", "types": {"value": {"type": "int"}}}, {"type": "string"}, "here").schema
-key: string
-value: int32
-"""
+"""The tables that tools return, for checkpoints and savepoints alike."""
 
 from __future__ import annotations
 
@@ -57,11 +52,7 @@ def joined(tables: list[pa.Table], name: str, where: str) -> pa.Table:
 
 
 def with_namespaces(table: pa.Table, name: str, where: str) -> pa.Table:
-    """Make encoded namespaces readable; drops the column if all are `VOID`.
-
-    >>> with_namespaces(pa.table({"namespace": pa.array([b""], pa.binary()), "value": [1]}), "n", "here").to_pydict()
-    {'value': [1]}
-    """
+    """Make encoded namespaces readable; drops the column if all are `VOID`."""
     if "namespace" not in table.schema.names:
         return table
     at = table.schema.get_field_index("namespace")

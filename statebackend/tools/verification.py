@@ -1,16 +1,4 @@
-"""Reads everything in a store and reports all that is damaged, and repairs its log.
-
->>> import tempfile
->>> from statebackend.checkpoint import CheckpointStore, StateSnapshot
->>> from statebackend.operator_state import OperatorStateBackend
->>> folder = tempfile.TemporaryDirectory()
->>> with CheckpointStore(folder.name).open_for_writing() as store:
-...     for batch_id in (6, 7):
-...         _ = store.commit(batch_id)
->>> verify(folder.name)
-Report(checkpoints=[6, 7], newest_intact=7, files=4, bytes=..., problems=[], left_over=[])
->>> folder.cleanup()
-"""
+"""Reads everything in a store and reports all that is damaged, and repairs its log."""
 
 from __future__ import annotations
 

@@ -35,12 +35,7 @@ _FIRST_DAY, _LAST_DAY = np.datetime64("0001-01-01"), np.datetime64("9999-12-31")
 
 
 def refuse(type_name: str, value: object, hint: str | None = None) -> NoReturn:
-    """Raise the error for a value whose Python type ``type_name`` does not take.
-
-    >>> refuse("LONG", True)
-    Traceback (most recent call last):
-    statebackend.errors.SerializationTypeError: LONG does not take a value of type bool [SERIALIZATION.TYPE]
-    """
+    """Raise the error for a value whose Python type ``type_name`` does not take."""
     if value is None:
         raise SerializationTypeError(
             f"{type_name} does not take None here", hint=hint or "None is allowed in fields and elements only"
@@ -52,12 +47,7 @@ def refuse(type_name: str, value: object, hint: str | None = None) -> NoReturn:
 
 @lru_cache(maxsize=64)
 def integer_converter(type_name: str, bits: int) -> Callable[[Any], int]:
-    """A converter for signed integers of ``bits`` bits: ints and numpy integers, never bools.
-
-    >>> integer_converter("BYTE", 8)(128)
-    Traceback (most recent call last):
-    OverflowError: integer out of range for BYTE (8 bits)
-    """
+    """A converter for signed integers of ``bits`` bits: ints and numpy integers, never bools."""
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
     def convert(value: Any) -> int:
@@ -78,20 +68,12 @@ def integer_converter(type_name: str, bits: int) -> Callable[[Any], int]:
 
 
 def double(value: Any) -> float:
-    """A float for DOUBLE: floats, numpy floats, and ints that a double holds exactly; never bools.
-
-    >>> double(3)
-    3.0
-    """
+    """A float for DOUBLE: floats, numpy floats, and ints that a double holds exactly; never bools."""
     return _real("DOUBLE", value)
 
 
 def single(value: Any) -> float:
-    """A float for FLOAT, rounded to single precision; finite numbers beyond its range raise `OverflowError`.
-
-    >>> single(0.1)
-    0.10000000149011612
-    """
+    """A float for FLOAT, rounded to single precision; finite numbers beyond its range raise `OverflowError`."""
     number = _real("FLOAT", value)
     try:
         rounded: float = _SINGLE.unpack(_SINGLE.pack(number))[0]
@@ -121,22 +103,14 @@ def _real(type_name: str, value: Any) -> float:
 
 
 def truth(value: Any) -> int:
-    """0 or 1 for BOOL: bools and numpy bools only.
-
-    >>> truth(True)
-    1
-    """
+    """0 or 1 for BOOL: bools and numpy bools only."""
     if isinstance(value, (bool, np.bool_)):
         return 1 if value else 0
     refuse("BOOL", value)
 
 
 def utf8(value: Any) -> bytes:
-    """The UTF-8 bytes of a str, not normalised; lone surrogates are refused.
-
-    >>> utf8("é")
-    b'\\xc3\\xa9'
-    """
+    """The UTF-8 bytes of a str, not normalised; lone surrogates are refused."""
     if not isinstance(value, str):
         refuse("STRING", value)
     try:
@@ -151,11 +125,7 @@ def utf8(value: Any) -> bytes:
 
 
 def text_from_utf8(data: bytes) -> str:
-    """Decode UTF-8 bytes.
-
-    >>> text_from_utf8(b"abc")
-    'abc'
-    """
+    """Decode UTF-8 bytes."""
     try:
         return str(data, "utf-8")
     except UnicodeDecodeError as error:
@@ -165,11 +135,7 @@ def text_from_utf8(data: bytes) -> str:
 
 
 def raw_bytes(value: Any) -> bytes:
-    """The bytes of a bytes, bytearray or memoryview.
-
-    >>> raw_bytes(bytearray(b"ab"))
-    b'ab'
-    """
+    """The bytes of a bytes, bytearray or memoryview."""
     if type(value) is bytes:
         return value
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -178,11 +144,7 @@ def raw_bytes(value: Any) -> bytes:
 
 
 def is_not_a_time(value: Any) -> bool:
-    """Return True for the "not a time" of numpy and pandas, which stands for a missing one.
-
-    >>> is_not_a_time(np.datetime64("NaT")), is_not_a_time(datetime.date(1970, 1, 1))
-    (True, False)
-    """
+    """Return True for the "not a time" of numpy and pandas, which stands for a missing one."""
     is_time = isinstance(value, (np.datetime64, datetime.date))
     return is_time and bool(value != value)
 
@@ -206,11 +168,7 @@ def _refuse_no_time(type_name: str) -> NoReturn:
 
 
 def days(value: Any) -> int:
-    """Days since 1970-01-01 of a date, or of a numpy time of a whole day; a datetime is not a date.
-
-    >>> days(datetime.date(1970, 1, 2)), days(np.datetime64("1970-01-02"))
-    (1, 1)
-    """
+    """Days since 1970-01-01 of a date, or of a numpy time of a whole day; a datetime is not a date."""
     if isinstance(value, np.datetime64):
         return _units("DATE", value, "D")
     if is_not_a_time(value):
@@ -221,11 +179,7 @@ def days(value: Any) -> int:
 
 
 def from_days(number: int) -> datetime.date:
-    """The date this many days after 1970-01-01.
-
-    >>> from_days(1)
-    datetime.date(1970, 1, 2)
-    """
+    """The date this many days after 1970-01-01."""
     try:
         return datetime.date.fromordinal(number + _EPOCH_ORDINAL)
     except (ValueError, OverflowError):
@@ -243,12 +197,7 @@ def _microseconds(type_name: str, value: Any, epoch: datetime.datetime) -> int:
 
 
 def microseconds(value: Any) -> int:
-    """Microseconds since 1970-01-01 UTC of an aware datetime, or of a numpy time; naive datetimes are refused.
-
-    >>> tokyo = datetime.timezone(datetime.timedelta(hours=9))
-    >>> microseconds(datetime.datetime(1970, 1, 1, 9, tzinfo=tokyo))
-    0
-    """
+    """Microseconds since 1970-01-01 UTC of an aware datetime, or of a numpy time; naive datetimes are refused."""
     if isinstance(value, np.datetime64):
         return _units("TIMESTAMP", value, "us")
     if not isinstance(value, datetime.datetime):
@@ -265,11 +214,7 @@ def microseconds(value: Any) -> int:
 
 
 def naive_microseconds(value: Any) -> int:
-    """Microseconds since 1970-01-01 of a naive datetime, or of a numpy time; aware ones are refused.
-
-    >>> naive_microseconds(datetime.datetime(1970, 1, 1, 0, 0, 1))
-    1000000
-    """
+    """Microseconds since 1970-01-01 of a naive datetime, or of a numpy time; aware ones are refused."""
     if isinstance(value, np.datetime64):
         return _units("TIMESTAMP_NTZ", value, "us")
     if not isinstance(value, datetime.datetime):
@@ -286,11 +231,7 @@ def naive_microseconds(value: Any) -> int:
 
 
 def from_microseconds(number: int) -> datetime.datetime:
-    """The aware datetime, in UTC, this many microseconds after 1970-01-01 UTC.
-
-    >>> from_microseconds(1)
-    datetime.datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=datetime.timezone.utc)
-    """
+    """The aware datetime, in UTC, this many microseconds after 1970-01-01 UTC."""
     try:
         return _EPOCH_UTC + datetime.timedelta(microseconds=number)
     except OverflowError:
@@ -298,11 +239,7 @@ def from_microseconds(number: int) -> datetime.datetime:
 
 
 def from_naive_microseconds(number: int) -> datetime.datetime:
-    """The naive datetime this many microseconds after 1970-01-01.
-
-    >>> from_naive_microseconds(1)
-    datetime.datetime(1970, 1, 1, 0, 0, 0, 1)
-    """
+    """The naive datetime this many microseconds after 1970-01-01."""
     try:
         return _EPOCH_NAIVE + datetime.timedelta(microseconds=number)
     except OverflowError:
@@ -319,12 +256,7 @@ def _beyond_datetime(type_name: str) -> SerializationError:
 
 @lru_cache(maxsize=1024)
 def unscaled_converter(precision: int, scale: int) -> Callable[[Any], int]:
-    """A converter from Decimals and ints to unscaled integers; it refuses what they cannot hold exactly.
-
-    >>> unscaled_converter(4, 2)(decimal.Decimal("1.005"))
-    Traceback (most recent call last):
-    statebackend.errors.SerializationError: the number has more decimals than DECIMAL(4, 2)...
-    """
+    """A converter from Decimals and ints to unscaled integers; it refuses what they cannot hold exactly."""
     type_name = f"DECIMAL({precision}, {scale})"
     limit = 10**precision
 
@@ -363,9 +295,5 @@ def unscaled_converter(precision: int, scale: int) -> Callable[[Any], int]:
 
 
 def decimal_from_unscaled(number: int, scale: int) -> decimal.Decimal:
-    """The Decimal with this unscaled value and scale, exactly, whatever the context's precision.
-
-    >>> decimal_from_unscaled(150, 2)
-    Decimal('1.50')
-    """
+    """The Decimal with this unscaled value and scale, exactly, whatever the context's precision."""
     return decimal.Decimal(f"{number}E-{scale}")

@@ -54,13 +54,7 @@ MAX_DEPTH = 64
 
 
 def parse_ddl(text: str) -> Type:
-    """The type that a Spark DDL string describes: a data type, or a list of columns, which is a ROW.
-
-    >>> parse_ddl("struct<sum:bigint,n:int>")
-    ROW(sum=LONG, n=INT)
-    >>> parse_ddl("sum bigint, n int")
-    ROW(sum=LONG, n=INT)
-    """
+    """The type that a Spark DDL string describes: a data type, or a list of columns, which is a ROW."""
     parser = _Parser(text)
     first = parser.peek().lower()
     type_error: UsageError | None = None

@@ -89,11 +89,7 @@ class Type(Subscriptable, Generic[T]):
 
 
 class PrimitiveType(Type[T]):
-    """A type without parameters.
-
-    >>> type(LONG).__name__
-    'PrimitiveType'
-    """
+    """A type without parameters."""
 
     __slots__ = ("_ddl",)
     _ddl: str
@@ -135,11 +131,7 @@ PICKLE: PrimitiveType[Any] = PrimitiveType("PICKLE", "binary", pa.binary(), None
 
 
 class DecimalType(Type[decimal.Decimal]):
-    """Exact decimal numbers of up to ``precision`` digits, ``scale`` of them after the point.
-
-    >>> DecimalType(10, 2).precision, DecimalType(10, 2).scale
-    (10, 2)
-    """
+    """Exact decimal numbers of up to ``precision`` digits, ``scale`` of them after the point."""
 
     __slots__ = ("precision", "scale")
     precision: int
@@ -172,11 +164,7 @@ class DecimalType(Type[decimal.Decimal]):
 
 
 class ListType(Type[list[T]]):
-    """Lists of one element type; elements may be None.
-
-    >>> ListType(LONG).element
-    LONG
-    """
+    """Lists of one element type; elements may be None."""
 
     __slots__ = ("element",)
     element: Type[T]
@@ -199,11 +187,7 @@ class ListType(Type[list[T]]):
 
 
 class MapType(Type[dict[K, V]], Generic[K, V]):
-    """Dicts from one key type to one value type; values may be None, keys not.
-
-    >>> MapType(STRING, LONG).key, MapType(STRING, LONG).value
-    (STRING, LONG)
-    """
+    """Dicts from one key type to one value type; values may be None, keys not."""
 
     __slots__ = ("key", "value")
     key: Type[K]
@@ -252,11 +236,7 @@ def _composite_width(types: tuple[Type, ...]) -> int | None:
 
 
 class TupleType(Type):
-    """Tuples with one type per position; any of them may be None.
-
-    >>> TupleType((LONG, STRING)).types
-    (LONG, STRING)
-    """
+    """Tuples with one type per position; any of them may be None."""
 
     __slots__ = ("types",)
     types: tuple[Type, ...]
@@ -283,11 +263,7 @@ class TupleType(Type):
 
 
 class RowType(Type):
-    """Named fields; any of them may be None. Values come back as `record_class`, or as light named tuples.
-
-    >>> RowType(("x", "y"), (LONG, LONG)).names
-    ('x', 'y')
-    """
+    """Named fields; any of them may be None. Values come back as `record_class`, or as light named tuples."""
 
     __slots__ = ("names", "record_class", "types")
     names: tuple[str, ...]
@@ -352,11 +328,7 @@ class RowType(Type):
 
 
 class CustomType(Type):
-    """Values that a user's own `Serializer` turns into bytes.
-
-    >>> CustomType.__name__
-    'CustomType'
-    """
+    """Values that a user's own `Serializer` turns into bytes."""
 
     __slots__ = ("serializer",)
     serializer: Serializer

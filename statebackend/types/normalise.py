@@ -1,17 +1,4 @@
-"""`of` converts every notation of a type to the type; constructors under the names that users write.
-
->>> of(dict[str, list[int]])
-MAP(STRING, LIST(LONG))
->>> import pyarrow as pa
->>> of(pa.struct([("a", pa.int32())]))
-ROW(a=INT)
->>> ROW(user=LONG, tags=LIST(STRING)).ddl()
-'struct<user:bigint,tags:array<string>>'
->>> eval(repr(MAP(STRING, DECIMAL(10, 2)))) == MAP(STRING, DECIMAL(10, 2))
-True
->>> from_config(TUPLE(LONG, BOOL).config())
-TUPLE(LONG, BOOL)
-"""
+"""`of` converts every notation of a type to the type; constructors under the names that users write."""
 
 from __future__ import annotations
 

@@ -64,22 +64,14 @@ def _rebuild_row(names: tuple[str, ...], values: tuple[Any, ...]) -> tuple[Any, 
 
 
 def is_named_tuple_class(cls: object) -> bool:
-    """Return True for a class made by ``typing.NamedTuple`` or ``collections.namedtuple``.
-
-    >>> is_named_tuple_class(row_class(("a",))), is_named_tuple_class(tuple)
-    (True, False)
-    """
+    """Return True for a class made by ``typing.NamedTuple`` or ``collections.namedtuple``."""
     return (
         isinstance(cls, type) and issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
     )
 
 
 def record_field_names(cls: type) -> tuple[str, ...] | None:
-    """The field names of a dataclass or NamedTuple class, in order; None for other classes.
-
-    >>> record_field_names(row_class(("a", "b"))), record_field_names(int)
-    (('a', 'b'), None)
-    """
+    """The field names of a dataclass or NamedTuple class, in order; None for other classes."""
     if is_named_tuple_class(cls):
         return cls._fields  # type: ignore[attr-defined, no-any-return]
     if dataclasses.is_dataclass(cls):
@@ -88,11 +80,7 @@ def record_field_names(cls: type) -> tuple[str, ...] | None:
 
 
 def is_frozen_record(cls: type | None) -> bool:
-    """Return True if values of the record class cannot be changed in place (None: the light named tuple).
-
-    >>> is_frozen_record(None)
-    True
-    """
+    """Return True if values of the record class cannot be changed in place (None: the light named tuple)."""
     if cls is None or is_named_tuple_class(cls):
         return True
     return bool(cls.__dataclass_params__.frozen)  # type: ignore[attr-defined]
@@ -102,9 +90,6 @@ def record_builder(names: tuple[str, ...], cls: type | None) -> Callable[[Sequen
     """A function that makes the row object from its field values, in order.
 
     It rebuilds a dataclass as unpickling does: it sets the fields, and does not run ``__init__`` or ``__post_init__``.
-
-    >>> record_builder(("a", "b"), None)([1, 2])
-    Row(a=1, b=2)
     """
     if cls is None or is_named_tuple_class(cls):
         target: Any = row_class(names) if cls is None else cls
@@ -123,10 +108,6 @@ def record_reader(names: tuple[str, ...]) -> Callable[[Any], Sequence[Any] | Non
     """A function that returns the field values, in order, of a user's row; ``None`` if the object is no such row.
 
     It takes tuples by position, mappings by name, and dataclass instances by attribute.
-
-    >>> read = record_reader(("a", "b"))
-    >>> read((1, 2)), read({"b": 2, "a": 1}), read({"a": 1}), read(7)
-    ((1, 2), (1, 2), None, None)
     """
     count = len(names)
     wanted = frozenset(names)

@@ -1,10 +1,4 @@
-"""The places in which a store can lie, and what each can promise: POSIX folders and object stores.
-
->>> open_files("/data/app/state").uri
-'/data/app/state'
->>> open_files("s3://KEY:SECRET@bucket/state").uri
-'s3://bucket/state'
-"""
+"""The places in which a store can lie, and what each can promise: POSIX folders and object stores."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Parsing addresses: their scheme, the parts that messages may show, and those that an object store needs.
-
->>> scheme_of("s3://bucket/state"), without_secrets("s3://KEY:SECRET@bucket/state")
-('s3', 's3://bucket/state')
-"""
+"""Parsing addresses: their scheme, the parts that messages may show, and those that an object store needs."""
 
 from __future__ import annotations
 
@@ -19,11 +15,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
 def scheme_of(address: str) -> str | None:
-    """The scheme of an address, in lower case; None if it is a path.
-
-    >>> scheme_of("dbfs:/state"), scheme_of("/data/10:30"), scheme_of("./a:b")
-    ('dbfs', None, None)
-    """
+    """The scheme of an address, in lower case; None if it is a path."""
     found = _SCHEME.match(address)
     return None if found is None else found[1].lower()
 

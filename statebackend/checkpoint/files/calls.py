@@ -1,9 +1,6 @@
 """All system calls that a store on a POSIX path makes, and nothing else.
 
 Tests replace this layer with one that fails, dies or forgets at any call.
-
->>> PosixCalls().status("/").is_folder
-True
 """
 
 from __future__ import annotations
@@ -34,13 +31,7 @@ class Status(NamedTuple):
 
 
 class PosixCalls:
-    """One method per call. Each raises `OSError` as the system does.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     PosixCalls().names(folder)
-    []
-    """
+    """One method per call. Each raises `OSError` as the system does."""
 
     def create(self, path: str) -> int:
         """Open a new file for writing; it must not exist."""

@@ -34,30 +34,18 @@ _DATA_FILE = re.compile(rf"{DATA}/{_EPOCH}/[A-Za-z0-9_][A-Za-z0-9_.=-]{{0,199}}"
 
 
 def entry_name(sequence: int) -> str:
-    """The name of an entry of the log.
-
-    >>> entry_name(1)
-    'checkpoints/1.json'
-    """
+    """The name of an entry of the log."""
     return f"{CHECKPOINTS}/{sequence}.json"
 
 
 def parse_entry_name(base_name: str) -> int | None:
-    """The sequence of an entry, parsed from its name within its folder; None for any other name.
-
-    >>> parse_entry_name("012.json") is None, parse_entry_name("7-3.json") is None
-    (True, True)
-    """
+    """The sequence of an entry, parsed from its name within its folder; None for any other name."""
     found = _ENTRY.fullmatch(base_name)
     return None if found is None else int(found[1])
 
 
 def epoch_folder(epoch: int) -> str:
-    """The folder that the writer of an epoch holds, and loses when it is fenced.
-
-    >>> epoch_folder(12)
-    'checkpoints/epoch-12'
-    """
+    """The folder that the writer of an epoch holds, and loses when it is fenced."""
     return f"{CHECKPOINTS}/epoch-{epoch}"
 
 
@@ -68,11 +56,7 @@ def parse_epoch_folder(base_name: str) -> int | None:
 
 
 def data_folder(epoch: int) -> str:
-    """The folder for the data files of an epoch's writer.
-
-    >>> data_folder(12)
-    'data/12'
-    """
+    """The folder for the data files of an epoch's writer."""
     return f"{DATA}/{epoch}"
 
 
@@ -88,30 +72,18 @@ def data_epoch(name: str) -> int:
 
 
 def is_data_file(name: str) -> bool:
-    """Return True if the name can be a data file's. The store reads and removes no other file as one.
-
-    >>> is_data_file("data/3/7-0-base-5f3a9c1e.arrow"), is_data_file("data/3/../../passwd")
-    (True, False)
-    """
+    """Return True if the name can be a data file's. The store reads and removes no other file as one."""
     return _DATA_FILE.fullmatch(name) is not None
 
 
 def newest_epoch(in_checkpoints: list[str], in_data: list[str]) -> int:
-    """The largest epoch or sequence that was ever taken, according to the names in the two folders; 0 if none was.
-
-    >>> newest_epoch(["epoch-4", "6.json"], ["3", "notes.txt"])
-    6
-    """
+    """The largest epoch or sequence that was ever taken, according to the names in the two folders; 0 if none was."""
     found = [parse_entry_name(name) or parse_epoch_folder(name) or 0 for name in in_checkpoints]
     found += [data_epoch(f"{DATA}/{name}") for name in in_data]
     return max(found, default=0)
 
 
 def split(name: str) -> tuple[str, str]:
-    """Folder and base name.
-
-    >>> split("data/3/a.arrow"), split("metadata.json")
-    (('data/3', 'a.arrow'), ('', 'metadata.json'))
-    """
+    """Folder and base name."""
     folder, _, base_name = name.rpartition("/")
     return folder, base_name

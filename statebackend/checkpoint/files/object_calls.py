@@ -3,9 +3,6 @@
 Tests replace this layer with one that fails, dies, lies or comes late at any request. Credentials, regions, proxies
 and time limits are those of ``obstore``: it reads the environment variables ``AWS_*``, ``AZURE_*`` and ``GOOGLE_*``,
 asks the machine that it runs on for its role, and takes options of the same names.
-
->>> ObjectCalls("s3://KEY:SECRET@bucket/state")
-ObjectCalls('s3://bucket/state')
 """
 
 from __future__ import annotations
@@ -82,12 +79,7 @@ class ObjectWriter(Protocol):
 
 
 class ObjectCalls:
-    """One method per request, by the object's full name in its bucket. Each raises `OSError` without secrets.
-
-    >>> import pickle
-    >>> pickle.loads(pickle.dumps(ObjectCalls("gs://bucket/state")))
-    ObjectCalls('gs://bucket/state')
-    """
+    """One method per request, by the object's full name in its bucket. Each raises `OSError` without secrets."""
 
     def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
         self._uri = uri

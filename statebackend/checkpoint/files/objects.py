@@ -25,17 +25,9 @@ Requests, each a round trip to the service:
 ``create``            a PUT if less than 8 MB are written; else POST, a PUT for each 8 MB, POST
 ====================  ==========================================================================================
 
->>> ObjectFiles("s3://key:secret@bucket/state?region=eu-west-1").uri
-'s3://bucket/state'
-
-Reading an object by ranges, as Arrow reads files: a few bytes of a footer, then batches one after the other.
-
-A request to an object store takes as long as the transfer of some hundred kilobytes, so none is made for less, unless
-there is no more. What the last request brought is kept, and the end of the object, which Arrow reads first.
-
->>> file = RangedFile(lambda start, end: bytes(range(start, end)), 200)
->>> file.seek(100), bytes(file.read(3)), file.tell()
-(100, b'def', 103)
+Arrow reads files by ranges: a few bytes of a footer, then batches one after the other. A request takes as long as the
+transfer of some hundred kilobytes, so none asks for less, unless the object ends. `RangedFile` keeps the bytes of the
+last request, and the end of the object, which Arrow reads first.
 """
 
 from __future__ import annotations

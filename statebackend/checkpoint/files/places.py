@@ -38,11 +38,7 @@ _TOKEN = 8
 
 
 class Place(ABC):
-    """A folder, or a path in a bucket. Names are relative to it, with slashes. System errors come as `OSError`.
-
-    >>> open_place("/nowhere").size("a") is None
-    True
-    """
+    """A folder, or a path in a bucket. Names are relative to it, with slashes. System errors come as `OSError`."""
 
     #: The address without secrets, for messages.
     uri: str

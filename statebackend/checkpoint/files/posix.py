@@ -4,9 +4,6 @@ Every writer has an epoch and holds the folder ``checkpoints/epoch-<epoch>/``. W
 writer is there goes *through* that folder: a writer writes an entry in it and then links it up; it moves a file that
 is no longer needed into it and then removes it. A newer writer empties and removes the folder. From then on both
 steps fail atomically, whatever the older writer found out before.
-
->>> PosixFiles("/data/app/state").address("metadata.json")
-'/data/app/state/metadata.json'
 """
 
 from __future__ import annotations
@@ -55,16 +52,7 @@ _ATTEMPTS = 1000
 
 
 class PosixSink(FileSink):
-    """A new file on a POSIX path.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     sink = PosixSink(PosixCalls(), folder + "/a")
-    ...     sink.write(b"abc")
-    ...     sink.finish()
-    ...     PosixCalls().read(folder + "/a")
-    b'abc'
-    """
+    """A new file on a POSIX path."""
 
     def __init__(self, calls: PosixCalls, path: str) -> None:
         self._calls = calls

@@ -2,13 +2,6 @@
 
 The index stands between the end of the batches and Arrow's own footer, where Arrow readers do not look. It consists of
 a line of JSON and a table of runs, followed by a trailer of 40 bytes. Arrow's footer comes after that.
-
->>> region = Region(0, 8, 0xE3069283)
->>> sums = StateColumns("sum", {"key": 0, "value": 1}, 0, 0)
->>> index = Index(region, (), Region(8, 8, 1), (sums,), np.empty(0, RUN), {}, "a")
->>> block = index.encode(after=16, footer=b"footer")
->>> Index.decode(memoryview(block)[:-TRAILER.size], Trailer.decode(block[-TRAILER.size:], "a", 0), 16, "a").states
-(StateColumns(name='sum', columns={'key': 0, 'value': 1}, first_run=0, n_runs=0),)
 """
 
 from __future__ import annotations
@@ -45,12 +38,7 @@ class Op(enum.IntEnum):
 
 
 class GroupedBatch(NamedTuple):
-    """Rows of one state in ascending order of key groups: ``counts[i]`` rows of ``key_groups[i]``, and so on.
-
-    >>> batch = pa.record_batch({"key": [1, 2, 3]})
-    >>> GroupedBatch(batch, np.array([4, 9]), np.array([2, 1])).key_group_of_rows().tolist()
-    [4, 4, 9]
-    """
+    """Rows of one state in ascending order of key groups: ``counts[i]`` rows of ``key_groups[i]``, and so on."""
 
     batch: pa.RecordBatch
     key_groups: NDArray[np.integer]
@@ -109,13 +97,7 @@ class Region(NamedTuple):
         return self.offset + self.length
 
     def check(self, data: bytes | memoryview, name: str) -> None:
-        """Raise `CorruptCheckpointError`, naming file and offset, unless ``data`` matches the checksum.
-
-        >>> Region(0, 3, 0x364B3FB7).check(b"abc", "a.arrow")
-        >>> Region(8, 3, 0x364B3FB7).check(b"abd", "a.arrow")
-        Traceback (most recent call last):
-        statebackend.errors.CorruptCheckpointError: the file does not match its checksum (a.arrow, bytes 8 to 11)...
-        """
+        """Raise `CorruptCheckpointError`, naming file and offset, unless ``data`` matches the checksum."""
         if len(data) != self.length or crc32c(data) != self.checksum:
             raise CorruptCheckpointError(
                 "the file does not match its checksum", detail=f"{name}, bytes {self.offset} to {self.end}"
@@ -148,22 +130,13 @@ class Trailer(NamedTuple):
     footer_checksum: int
 
     def encode(self) -> bytes:
-        """Encode it as bytes.
-
-        >>> len(Trailer(100, 50, 0, 300, 0).encode())
-        40
-        """
+        """Encode it as bytes."""
         body = TRAILER.pack(*self, VERSION, MAGIC, 0)[:-4]
         return body + struct.pack("<I", crc32c(body))
 
     @classmethod
     def decode(cls, data: bytes, name: str, offset: int) -> Trailer:
-        """Parse a trailer; `CorruptCheckpointError` if the bytes are not one, or of an unknown version.
-
-        >>> trailer = Trailer(100, 50, 0, 300, 0)
-        >>> Trailer.decode(trailer.encode(), "a.arrow", 400) == trailer
-        True
-        """
+        """Parse a trailer; `CorruptCheckpointError` if the bytes are not one, or of an unknown version."""
         where = f"{name}, bytes {offset} to {offset + TRAILER.size}"
         if len(data) != TRAILER.size or data[-12:-4] != MAGIC:
             raise CorruptCheckpointError("the file has no index", detail=where)

@@ -1,14 +1,4 @@
-"""Writing a data file: one schema for all states, full batches, and the index in front of Arrow's footer.
-
->>> import io
->>> from statebackend.checkpoint.format.reader import read_data_file
->>> schema = pa.schema({"key": pa.int64()})
->>> rows = GroupedBatch.of(pa.record_batch({"key": [1, 2, 3]}), [4, 4, 9])
->>> sink = io.BytesIO()
->>> write_data_file(sink, [Section("seen", schema, [rows])])
->>> read_data_file(pa.BufferReader(sink.getvalue()), "a.arrow").states
-['seen']
-"""
+"""Writing a data file: one schema for all states, full batches, and the index in front of Arrow's footer."""
 
 from __future__ import annotations
 
@@ -66,13 +56,6 @@ def write_data_file(
     batches and divides large ones. Memory: one batch of 65,536 rows, or of 64 MB. ``compression`` is ``"zstd"``,
     ``"lz4"`` or None; less than 4 KB are not compressed. ``extra`` is free, JSON-able, and returned by the reader.
     ``name`` is the file's future name: under another name it cannot be read.
-
-    >>> import io
-    >>> from statebackend.checkpoint.format.reader import read_data_file
-    >>> sink = io.BytesIO()
-    >>> write_data_file(sink, [], extra={"note": "nothing yet"})
-    >>> read_data_file(pa.BufferReader(sink.getvalue()), "a.arrow").extra
-    {'note': 'nothing yet'}
     """
     if compression not in ("zstd", "lz4", None):
         raise UsageError('compression is "zstd", "lz4" or None')

@@ -1,10 +1,4 @@
-"""Checkpoints of keyed state: taking them, whole or incrementally, and restoring from them.
-
->>> from statebackend.checkpoint.keyed import StateDescription
->>> from statebackend.state import ValueStateDescriptor
->>> StateDescription.of(ValueStateDescriptor("count", int)).types
-{'value': {'type': 'long'}}
-"""
+"""Checkpoints of keyed state: taking them, whole or incrementally, and restoring from them."""
 
 from statebackend.checkpoint.keyed.checkpointed_backend import CheckpointedKeyedBackend
 from statebackend.checkpoint.keyed.description import StateDescription, state_schema

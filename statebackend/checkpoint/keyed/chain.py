@@ -11,10 +11,7 @@ Every snapshot builds on the newest checkpoint that was committed when it was ta
 becomes the chain's when it is committed. An aborted snapshot drops its point: its changes are read again, from the
 chain's point. A point that a rollback has gone behind is no longer valid, and the next snapshot is a base.
 
->>> Chain((), object()).is_base_due
-False
-
-Decides which files of a checkpoint are merged, so that they stay few and no row is written often.
+The module also decides which files of a checkpoint are merged, so that files stay few and no row is written often.
 
 A file belongs to a tier by its size; each tier begins at eight times the size at which the one below begins. Eight
 neighbours of one tier are merged into one file, which then usually belongs to the next tier. So a change is written
@@ -87,11 +84,7 @@ SMALLEST_BASE = 256 << 10
 
 
 def is_base_due(base: int, deltas: int) -> bool:
-    """Return True if deltas of this total size have outgrown a base of this size.
-
-    >>> is_base_due(10_000_000, 9_000_000), is_base_due(10_000_000, 11_000_000)
-    (False, True)
-    """
+    """Return True if deltas of this total size have outgrown a base of this size."""
     return deltas > max(base, SMALLEST_BASE)
 
 

@@ -23,22 +23,13 @@ _VALUE_ROLES = {"value": "value", "list": "element", "map": "value", "reducing":
 
 
 def value_role(kind: str) -> str:
-    """The role in a descriptor's `stored_types` of the values in the column ``value``.
-
-    >>> value_role("list"), value_role("folding")
-    ('element', 'accumulator')
-    """
+    """The role in a descriptor's `stored_types` of the values in the column ``value``."""
     return _VALUE_ROLES.get(kind, "accumulator")
 
 
 @dataclass(frozen=True)
 class StateDescription:
-    """A state as `StateSnapshot.states` describes it: name, kind, types by role, with a time to live or without.
-
-    >>> from statebackend.state import ListStateDescriptor
-    >>> StateDescription.of(ListStateDescriptor("tags", str)).to_json()
-    {'name': 'tags', 'kind': 'list', 'types': {'element': {'type': 'string'}}, 'ttl': False}
-    """
+    """A state as `StateSnapshot.states` describes it: name, kind, types by role, with a time to live or without."""
 
     name: str
     kind: str
@@ -47,21 +38,12 @@ class StateDescription:
 
     @classmethod
     def of(cls, descriptor: StateDescriptor) -> StateDescription:
-        """Describe a declared state.
-
-        >>> from statebackend.state import ListStateDescriptor
-        >>> StateDescription.of(ListStateDescriptor("tags", str)).kind
-        'list'
-        """
+        """Describe a declared state."""
         return cls(descriptor.name, **descriptor.config())
 
     @classmethod
     def read(cls, data: Mapping[str, object], where: str) -> StateDescription:
-        """Read the description in a manifest; `CorruptCheckpointError` naming ``where`` if it is none.
-
-        >>> StateDescription.read({"name": "n", "kind": "value", "types": {}, "ttl": False}, "a manifest").name
-        'n'
-        """
+        """Read the description in a manifest; `CorruptCheckpointError` naming ``where`` if it is none."""
         try:
             return cls(
                 instance(data.get("name"), str, "the name of a state"),
@@ -74,11 +56,7 @@ class StateDescription:
 
     @property
     def is_reserved(self) -> bool:
-        """True if the state belongs to the library, as timers do.
-
-        >>> StateDescription("statebackend.timers.event", "map", {}, False).is_reserved
-        True
-        """
+        """True if the state belongs to the library, as timers do."""
         return self.name.startswith(RESERVED)
 
     def to_json(self) -> JsonObject:
@@ -86,13 +64,7 @@ class StateDescription:
         return {"name": self.name, "kind": self.kind, "types": self.types, "ttl": self.ttl}
 
     def check(self, descriptor: StateDescriptor) -> Compatibility:
-        """Tell how a descriptor can take over the rows; `StateMigrationError` if it cannot.
-
-        >>> from statebackend.state import ListStateDescriptor
-        >>> StateDescription.of(ListStateDescriptor("tags", str)).check(ListStateDescriptor("tags", int))
-        Traceback (most recent call last):
-        statebackend.errors.StateMigrationError: state 'tags' is LIST of string in the checkpoint, and is asked ...
-        """
+        """Tell how a descriptor can take over the rows; `StateMigrationError` if it cannot."""
         answer = Compatibility.AS_IS
         stored = descriptor.stored_types()
         if descriptor.kind != self.kind or set(stored) != set(self.types):

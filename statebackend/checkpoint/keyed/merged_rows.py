@@ -57,10 +57,6 @@ def applied(kind: str, tables: Sequence[pa.Table]) -> pa.Table:
 
     The columns are those of data files without ``op``. Elements of a list and entries of a map keep their order; keys
     have none.
-
-    >>> rows = pa.table({"key": [1, 1], "value": [[5], [6, 7]], "op": pa.array([0, 2], pa.uint8())})
-    >>> applied("list", [rows]).to_pylist()
-    [{'key': 1, 'value': [5, 6, 7]}]
     """
     rows = with_namespaces(pa.concat_tables(tables, promote_options="default"))
     if "op" in rows.schema.names:
@@ -298,10 +294,6 @@ def merged(kind: str, rows: pa.Table) -> pa.Table:
 
     By key group, if there is a column of that name; first those that clear and remove, then those that put, then those
     that append.
-
-    >>> rows = pa.table({"key": [1, 1], "value": [[5], [6, 7]], "op": pa.array([2, 2], pa.uint8())})
-    >>> merged("list", rows).to_pylist()
-    [{'key': 1, 'value': [5, 6, 7], 'op': 2}]
     """
     rows = with_namespaces(rows)
     ops = rows["op"].to_numpy()

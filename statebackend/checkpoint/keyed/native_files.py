@@ -2,9 +2,6 @@
 
 Only a database of the same kind can read them. A backend that is no such database reads rows out of them: the module
 that does so lies above this one, and is loaded when the first of these files is found.
-
->>> NATIVE
-'sst'
 """
 
 from __future__ import annotations
@@ -38,11 +35,7 @@ OpenNative: TypeAlias = Callable[[Checkpoint, StateSnapshot, Type, KeyGroupRange
 
 
 def has_native(snapshot: StateSnapshot) -> bool:
-    """Return True if some files of a snapshot are a database's own.
-
-    >>> has_native(StateSnapshot(7, epoch=3))
-    False
-    """
+    """Return True if some files of a snapshot are a database's own."""
     return any(file.kind == NATIVE for file in snapshot.files)
 
 

@@ -2,9 +2,6 @@
 
 The rows are read when they are asked for, one batch at a time. `check_compatibility` says before a restart if
 descriptors can take the states over.
-
->>> RestoredStates({}, None).names
-[]
 """
 
 from __future__ import annotations
@@ -341,11 +338,7 @@ def timer_rows(restored: RestoredState, domain: str, encoder: KeyEncoder) -> Ite
 
 
 class StateOutcome(enum.Enum):
-    """The outcome of a restart for one state.
-
-    >>> StateOutcome.NEW.value
-    'new'
-    """
+    """The outcome of a restart for one state."""
 
     AS_IS = "as is"
     #: Values are converted when the state is asked for.
@@ -365,11 +358,7 @@ _OUTCOMES = {
 
 
 class StateCheck(NamedTuple):
-    """A state, its outcome, and the reason if it is refused.
-
-    >>> StateCheck("fresh", StateOutcome.NEW).reason is None
-    True
-    """
+    """A state, its outcome, and the reason if it is refused."""
 
     name: str
     outcome: StateOutcome

@@ -22,12 +22,7 @@ from statebackend.state import StateTtlConfig
 
 
 class ExpiredAt(NamedTuple):
-    """The times of the last commit, by which full snapshots leave out what has expired; None: nothing has.
-
-    >>> from statebackend.state import StateTtlConfig
-    >>> ExpiredAt(5000, None).of(StateTtlConfig(1000, cleanup_full_snapshot=True))
-    5000
-    """
+    """The times of the last commit, by which full snapshots leave out what has expired; None: nothing has."""
 
     now: int | None = None
     #: That of states in event time.
@@ -41,11 +36,7 @@ class ExpiredAt(NamedTuple):
 
 
 class RowSource(ABC):
-    """State at one moment, to be written. The backend's thread makes it; any thread reads and releases it.
-
-    >>> RowSource.__abstractmethods__ >= {"sections", "release"}
-    True
-    """
+    """State at one moment, to be written. The backend's thread makes it; any thread reads and releases it."""
 
     def __init__(self) -> None:
         #: Counts, by state, the values, list elements and map entries left out so far because they had expired.
@@ -70,12 +61,7 @@ class RowSource(ABC):
 
 
 def grouped(parts: Sequence[tuple[pa.RecordBatch, np.ndarray]]) -> GroupedBatch:
-    """Join batches with the key group of each row: sorted by key group, and within one in the order of the parts.
-
-    >>> part = pa.record_batch({"key": [1, 2]})
-    >>> grouped([(part, np.array([3, 8])), (part, np.array([3, 5]))]).batch["key"].to_pylist()
-    [1, 1, 2, 2]
-    """
+    """Join batches with the key group of each row: sorted by key group, and within one in the order of the parts."""
     if len(parts) == 1:
         return GroupedBatch.of(*parts[0])
     groups = np.concatenate([groups for _, groups in parts])
@@ -92,21 +78,13 @@ GROUP = "key_group"
 
 
 def with_key_groups(rows: GroupedBatch) -> pa.Table:
-    """Rows as a table with a column of their key groups.
-
-    >>> with_key_groups(GroupedBatch.of(pa.record_batch({"key": [1, 2]}), [4, 9])).to_pydict()
-    {'key': [1, 2], 'key_group': [4, 9]}
-    """
+    """Rows as a table with a column of their key groups."""
     groups = pa.array(rows.key_group_of_rows(), pa.int64())
     return pa.Table.from_batches([rows.batch]).append_column(GROUP, groups)
 
 
 def grouped_batches(table: pa.Table) -> Iterator[GroupedBatch]:
-    """The batches of a table whose rows come by ascending key groups, as the column of these says.
-
-    >>> [each.counts.tolist() for each in grouped_batches(pa.table({"key": [1, 2, 3], "key_group": [4, 4, 9]}))]
-    [[2, 1]]
-    """
+    """The batches of a table whose rows come by ascending key groups, as the column of these says."""
     groups = table[GROUP].to_numpy()
     start = 0
     for batch in table.drop_columns([GROUP]).to_batches():
@@ -115,11 +93,7 @@ def grouped_batches(table: pa.Table) -> Iterator[GroupedBatch]:
 
 
 def with_namespaces(rows: pa.Table) -> pa.Table:
-    """Rows with `VOID` for what earlier files, which knew no namespaces, left null.
-
-    >>> with_namespaces(pa.table({"namespace": pa.array([None, b"a"], pa.binary())})).to_pydict()
-    {'namespace': [b'', b'a']}
-    """
+    """Rows with `VOID` for what earlier files, which knew no namespaces, left null."""
     if "namespace" not in rows.schema.names:
         return rows
     filled = rows["namespace"].fill_null(b"")
@@ -182,10 +156,6 @@ def without_expired(batch: pa.RecordBatch, expired_before: int) -> tuple[pa.Reco
 
 
 def stamp_count(batch: pa.RecordBatch) -> int:
-    """Count the timestamps in rows: one for each value and map entry, and one for each element of a list.
-
-    >>> stamp_count(pa.record_batch({"key": [1, 2], "timestamp": [[10, 30], [20]]}))
-    3
-    """
+    """Count the timestamps in rows: one for each value and map entry, and one for each element of a list."""
     stamps = batch["timestamp"]
     return len(stamps.flatten()) if pa.types.is_list(stamps.type) else len(stamps)

@@ -1,17 +1,4 @@
-"""Keyed state in savepoints: from the rows of a moment to Parquet, and back to rows of key groups.
-
->>> from statebackend.keys import VOID, TimeWindow
->>> encoded = [encode_namespace(each) for each in (TimeWindow(0, 5), VOID)]
->>> columns = namespace_columns(pa.array(encoded))
->>> [name for name, _ in columns], encoded_namespaces(dict(columns)).to_pylist() == encoded
-(['namespace'], True)
-
-The compiled core computes the key groups of columns of keys.
-
->>> from statebackend.types import LONG
->>> grouping(LONG, 128)(pa.array([-1, 42])).tolist()
-[41, 88]
-"""
+"""Keyed state in savepoints: from the rows of a moment to Parquet, and back to rows of key groups."""
 
 from __future__ import annotations
 
@@ -43,12 +30,7 @@ from statebackend.types.serializers import describe
 
 
 def grouping(key_type: Type, max_parallelism: int) -> Callable[[pa.Array], NDArray[np.uint16]]:
-    """Return the function from keys of a type to their key groups, O(n). Loads the core, which the module does not.
-
-    >>> from statebackend.types import STRING
-    >>> grouping(STRING, 1)(pa.array(["a", "b"])).tolist()
-    [0, 0]
-    """
+    """Return the function from keys of a type to their key groups, O(n). Loads the core, which the module does not."""
     from statebackend._core.key_groups import HashPlan
 
     encoder = key_encoder(key_type)
@@ -97,11 +79,7 @@ def write_savepoint(
 def keyed_part(
     key_type: JsonObject, max_parallelism: int, key_groups: KeyGroupRange, times: Mapping[str, int | None]
 ) -> tuple[str, str, JsonObject]:
-    """The part of an instance as `Savepoint.write_part` takes it; ``key_type`` is the configuration of the type.
-
-    >>> keyed_part({"type": "long"}, 128, KeyGroupRange(0, 63), {"now": None})[:2]
-    ('keyed', '0-63')
-    """
+    """The part of an instance as `Savepoint.write_part` takes it; ``key_type`` is the configuration of the type."""
     described: JsonObject = {
         "key_type": key_type,
         "max_parallelism": max_parallelism,
@@ -132,13 +110,7 @@ def _with_columns(table: pa.Table, namespaces: list[tuple[str, pa.Array]]) -> pa
 
 
 class ShownNamespaces:
-    """Shows the namespaces of a state that is written piece by piece: the columns of all pieces have the same types.
-
-    >>> from statebackend.keys import VOID
-    >>> shown = ShownNamespaces(pa.array([encode_namespace(each) for each in (VOID, 7)]))
-    >>> shown.of(pa.table({"key": [1], "namespace": [encode_namespace(VOID)]})).schema.field("namespace").type
-    DataType(int64)
-    """
+    """Shows the namespaces of a state that is written piece by piece: the columns of all pieces have the same types."""
 
     def __init__(self, distinct: pa.Array) -> None:
         self._distinct = distinct
@@ -268,11 +240,7 @@ def _check_whole(
 
 
 def are_whole(max_parallelisms: Iterable[int], ranges: Iterable[KeyGroupRange]) -> bool:
-    """Return True if these instances agree about the number of key groups, and each key group belongs to one.
-
-    >>> are_whole([128], [KeyGroupRange(0, 127)]), are_whole([128], [KeyGroupRange(0, 63)])
-    (True, False)
-    """
+    """Return True if these instances agree about the number of key groups, and each key group belongs to one."""
     numbers = set(max_parallelisms)
     served = sorted((own.start, own.end) for own in ranges)
     starts = [0, *(end + 1 for _, end in served)]
@@ -294,11 +262,7 @@ def _rows_of(
 
 
 def with_encoded_namespaces(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of a savepoint with their namespaces encoded as in checkpoints.
-
-    >>> with_encoded_namespaces(pa.record_batch({"namespace": ["a"], "value": [1]})).column("namespace").type
-    DataType(binary)
-    """
+    """Rows of a savepoint with their namespaces encoded as in checkpoints."""
     if "namespace" not in batch.schema.names:
         return batch
     columns = {name: batch[name] for name in batch.schema.names}

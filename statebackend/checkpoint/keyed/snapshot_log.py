@@ -1,12 +1,6 @@
 """The history of a backend's snapshots: those in flight, the newest committed one, and the files the next builds on.
 
 It has the work of a snapshot's writing thread, too: one data file, and the description of what was taken.
-
->>> from statebackend.backends import create_backend
->>> log = SnapshotLog(create_backend("reference").create_keyed_backend(int)._make_points(), None)
->>> log.settle()
->>> log.committed_now is None
-True
 """
 
 from __future__ import annotations

@@ -1,21 +1,4 @@
-"""Writing data files: a stream that computes its own checksum, and the files of one snapshot in the making.
-
->>> import tempfile
->>> from statebackend.checkpoint.files import open_files
->>> folder = tempfile.TemporaryDirectory()
->>> files = open_files(folder.name)
->>> writer = DataWriter(files, files.take_epoch(refuse_live=False))
->>> file = writer.create("delta", checkpoint_id=7)
->>> file.write(b"123456789")
-9
->>> stored = file.finish()
->>> stored.kind, stored.size, hex(stored.checksum)
-('delta', 9, '0xe3069283')
->>> writer.abort()
->>> files.size(stored.name) is None
-True
->>> folder.cleanup()
-"""
+"""Writing data files: a stream that computes its own checksum, and the files of one snapshot in the making."""
 
 from __future__ import annotations
 

@@ -46,9 +46,6 @@ class BlockCipher(Protocol):
 
     ``name`` is the name of the file in the store, which no other file has ever had, and ``offset`` the place of the
     block in the plain text of the file. A cipher that authenticates both keeps blocks from being exchanged.
-
-    >>> sorted(name for name in vars(BlockCipher) if not name.startswith("_"))
-    ['decrypt', 'encrypt']
     """
 
     def encrypt(self, name: str, offset: int, block: bytes, /) -> bytes:
@@ -68,15 +65,7 @@ class Encryption:
 
     @classmethod
     def probed(cls, cipher: BlockCipher) -> Encryption:
-        """The encryption of a new store: finds the overhead by encrypting zeros.
-
-        >>> class Padded:
-        ...     def encrypt(self, name, offset, block):
-        ...         return block + bytes(16 - len(block) % 16)
-        >>> Encryption.probed(Padded())
-        Traceback (most recent call last):
-        statebackend.errors.UsageError: the cipher makes some blocks longer by another number of bytes than others ...
-        """
+        """The encryption of a new store: finds the overhead by encrypting zeros."""
         # A cipher that pads to whole blocks of its own differs between these two.
         short, long = (_encrypted(cipher, METADATA, 0, bytes(length)) for length in (1, 16))
         overhead = len(short) - 1
@@ -118,12 +107,7 @@ class Encryption:
         return bytes(block)
 
     def plain_size(self, name: str, size: int) -> int:
-        """The length of the plain text of a file that has ``size`` bytes as stored.
-
-        >>> Encryption(None, 65536, 28).plain_size("data/3/a.arrow", 20)
-        Traceback (most recent call last):
-        statebackend.errors.CorruptCheckpointError: the file does not end with a block (data/3/a.arrow, 20 bytes) ...
-        """
+        """The length of the plain text of a file that has ``size`` bytes as stored."""
         n_blocks, rest = divmod(size, self.block + self.overhead)
         if 0 < rest <= self.overhead:
             raise CorruptCheckpointError("the file does not end with a block", detail=f"{name}, {size} bytes")
@@ -302,12 +286,7 @@ class _PlainText(io.RawIOBase):
 
 
 def check_cipher(cipher: object) -> None:
-    """Raise unless the object can be the cipher of a store, or is None.
-
-    >>> check_cipher(b"a key")
-    Traceback (most recent call last):
-    statebackend.errors.UsageError: encryption is an object with the methods encrypt(name, offset, block) and ...
-    """
+    """Raise unless the object can be the cipher of a store, or is None."""
     if cipher is not None and not all(
         callable(getattr(cipher, name, None)) for name in ("encrypt", "decrypt")
     ):
@@ -326,12 +305,7 @@ def check_sizes(recorded: object) -> None:
 
 
 def check_same_encryption(existing: JsonObject | None, wanted: JsonObject | None, uri: str) -> None:
-    """Raise unless a store with these sizes may be opened with a cipher of those; None: no encryption, no cipher.
-
-    >>> check_same_encryption({"block": 65536, "overhead": 28}, None, "/data/state")
-    Traceback (most recent call last):
-    statebackend.errors.UsageError: the store is encrypted, and there is no cipher for it (/data/state). Hint: ...
-    """
+    """Raise unless a store with these sizes may be opened with a cipher of those; None: no encryption, no cipher."""
     if existing is not None and wanted is None:
         raise UsageError(
             "the store is encrypted, and there is no cipher for it",

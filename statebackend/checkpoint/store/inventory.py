@@ -1,8 +1,4 @@
-"""A store file by file, for tools that go on where the reader of a store would raise.
-
->>> Inventory.of("/nowhere").data_files()
-set()
-"""
+"""A store file by file, for tools that go on where the reader of a store would raise."""
 
 from __future__ import annotations
 
@@ -30,11 +26,7 @@ class Inventory(CheckpointReader):
 
     @classmethod
     def of(cls, store: CheckpointReader | str | os.PathLike[str]) -> Inventory:
-        """The inventory of a store, given as an object or by its path or uri.
-
-        >>> Inventory.of(CheckpointReader("/data/state"))
-        Inventory('/data/state')
-        """
+        """The inventory of a store, given as an object or by its path or uri."""
         if isinstance(store, CheckpointReader):
             return cls(store.uri, encryption=store.encryption, _files=store._files)
         return cls(store)

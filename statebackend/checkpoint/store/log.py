@@ -3,13 +3,6 @@
 An entry is a small sealed file: a commit, or a record of another change to the store. Its name is its place in the log.
 Whoever creates it first has it, so two writers never both append. It has a random token, by which a writer whose answer
 was lost knows its own entry again, and the whole state of the log after it.
-
->>> entry = Entry("takeover", 3, epoch=3, store="0" * 32, state=LogState("0" * 32))
->>> Entry.parse(seal(entry.to_json()), entry.name) == entry
-True
->>> from statebackend.checkpoint.files import open_files
->>> read_log(open_files("/nowhere")).sequence
-0
 """
 
 from __future__ import annotations
@@ -236,12 +229,7 @@ class Log(NamedTuple):
     damaged: tuple[int, ...] = ()
 
     def names_of_others(self) -> list[str]:
-        """The names of entries that commit nothing that is kept, oldest first.
-
-        >>> from statebackend.checkpoint.store.log_state import Run
-        >>> Log(4, LogState("0" * 32, (Run(7, 4, 1),)), ("4.json", "3.json", "epoch-3")).names_of_others()
-        ['checkpoints/3.json']
-        """
+        """The names of entries that commit nothing that is kept, oldest first."""
         kept = {key.name for key in self.state.kept}
         sequences = sorted(each for each in map(parse_entry_name, self.names) if each is not None)
         return [name for name in map(entry_name, sequences) if name not in kept]
@@ -344,12 +332,7 @@ def required_metadata(files: StoreFiles) -> Metadata:
 
 
 def without_metadata(files: StoreFiles) -> CorruptCheckpointError:
-    """The error for a log without metadata: these are lost, or a tool has not finished making the store.
-
-    >>> from statebackend.checkpoint.files import open_files
-    >>> without_metadata(open_files("/nowhere")).detail
-    'metadata.json, /nowhere'
-    """
+    """The error for a log without metadata: these are lost, or a tool has not finished making the store."""
     return CorruptCheckpointError(
         "a file is missing",
         detail=f"{METADATA}, {files.uri}",

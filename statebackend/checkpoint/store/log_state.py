@@ -72,11 +72,7 @@ class Run(NamedTuple):
         return Key(self.first_id + last, entry_name(self.first_sequence + last))
 
     def has(self, key: Key) -> bool:
-        """Return True if a checkpoint is one of them.
-
-        >>> Run(7, 12, 2).has(Key(8, "checkpoints/13.json"))
-        True
-        """
+        """Return True if a checkpoint is one of them."""
         step = key.checkpoint_id - self.first_id
         return 0 <= step < self.length and key.name == entry_name(self.first_sequence + step)
 
@@ -175,19 +171,11 @@ class LogState(Checked):
         return any(restart.first_batch == first_batch for restart in self.restarts)
 
     def times_of(self, checkpoint_id: int) -> Times:
-        """The times that were set for a checkpoint.
-
-        >>> LogState("0" * 32).times_of(7)
-        Times(now=None, watermark=None)
-        """
+        """The times that were set for a checkpoint."""
         return dict(self.times).get(checkpoint_id, Times())
 
     def dropped_states_of(self, checkpoint_id: int | None) -> frozenset[str]:
-        """The states that were dropped from a checkpoint or, for None, from the source of the first batch.
-
-        >>> sorted(LogState("0" * 32).with_dropped_state(7, "old").dropped_states_of(7))
-        ['old']
-        """
+        """The states that were dropped from a checkpoint or, for None, from the source of the first batch."""
         return frozenset(name for each, name in self.dropped_states if each == checkpoint_id)
 
     def has_outputs(self, key: Key) -> bool:

@@ -1,23 +1,7 @@
-"""The one who appends to the log of a store, until a newer writer comes.
+"""The writer that appends to the log of a store, until a newer writer opens the store.
 
 Opening takes the next place in the log for a takeover. An older writer that still wants this place finds it taken, and
-knows that it is over.
-
->>> import tempfile
->>> from statebackend.checkpoint.files import open_files
->>> folder = tempfile.TemporaryDirectory()
->>> log = LogWriter(open_files(folder.name))
->>> log.open(Metadata("0" * 32), refuse_live=False)
->>> log.epoch, log.next_sequence
-(1, 2)
->>> log.close()
->>> folder.cleanup()
-
-The end of a writer: for which reason it can write no more, and the error that every later call raises.
-
->>> over = Over(Reason.FENCED, CommitConflictError("another writer has opened the store", detail="/data/state"))
->>> over.again()
-CommitConflictError('another writer has opened the store (/data/state) [COMMIT_CONFLICT]')
+cannot write any more.
 """
 
 from __future__ import annotations
@@ -349,11 +333,7 @@ class LogWriter:
 
 
 def conflict(message: str, uri: str) -> CommitConflictError:
-    """The error of a writer that another one has overtaken, or whose checkpoint is there already.
-
-    >>> conflict("checkpoint 7 is already committed", "/data/state").code
-    'COMMIT_CONFLICT'
-    """
+    """The error of a writer that another one has overtaken, or whose checkpoint is there already."""
     return CommitConflictError(
         message,
         detail=uri,

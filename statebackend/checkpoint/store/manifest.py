@@ -2,11 +2,6 @@
 
 A `StateSnapshot` is the part that one subtask wrote for one checkpoint; a `Manifest` joins those of all subtasks. All
 are immutable and JSON-able.
-
->>> file = StoredFile("data/3/7-0-base-5f3a9c1e.arrow", "base", size=4096, checksum=0x1A2B3C4D)
->>> snapshot = StateSnapshot(7, epoch=3, files=(file,), states=({"name": "sum", "kind": "value"},))
->>> StateSnapshot.from_json(snapshot.to_json()) == snapshot
-True
 """
 
 from __future__ import annotations
@@ -77,11 +72,7 @@ class StoredFile(Checked):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the writer that wrote it.
-
-        >>> StoredFile("data/12/a.arrow", "base", size=0, checksum=0).epoch
-        12
-        """
+        """The epoch of the writer that wrote it."""
         return data_epoch(self.name)
 
     def to_json(self) -> JsonObject:
@@ -104,12 +95,7 @@ class StoredFile(Checked):
 
     @classmethod
     def from_json(cls, data: object) -> StoredFile:
-        """Read the JSON form; `UsageError` if it is not one.
-
-        >>> file = StoredFile("data/3/a.arrow", "base", 10, 255, KeyGroupRange(0, 3))
-        >>> StoredFile.from_json(file.to_json()) == file
-        True
-        """
+        """Read the JSON form; `UsageError` if it is not one."""
         return from_json(cls, data)
 
     @classmethod
@@ -129,12 +115,7 @@ class CheckedStates(tuple[dict[str, Any], ...]):
 
 
 def checked_states(states: Iterable[dict[str, Any]]) -> CheckedStates:
-    """Check descriptions of states, once.
-
-    >>> states = checked_states([{"name": "sum", "kind": "value"}])
-    >>> checked_states(states) is states
-    True
-    """
+    """Check descriptions of states, once."""
     if isinstance(states, CheckedStates):
         return states
     made = CheckedStates(states)
@@ -314,31 +295,19 @@ class Manifest(Checked):
 
     @property
     def name(self) -> str:
-        """The name of its file in the store, or a description if it is not committed.
-
-        >>> Manifest(0, epoch=1, store="0" * 32).name
-        'snapshots of checkpoint 0'
-        """
+        """The name of its file in the store, or a description if it is not committed."""
         if self.sequence is None:
             return f"snapshots of checkpoint {self.checkpoint_id}"
         return entry_name(self.sequence)
 
     @property
     def all_files(self) -> dict[str, StoredFile]:
-        """Every file that it names, by name; its outputs, too, which may be gone already.
-
-        >>> Manifest(0, epoch=1, store="0" * 32).all_files
-        {}
-        """
+        """Every file that it names, by name; its outputs, too, which may be gone already."""
         return self._by_name  # type: ignore[attr-defined,no-any-return]
 
     @property
     def output_names(self) -> set[str]:
-        """The names of the files that are outputs and nothing else, so that they may go earlier than states.
-
-        >>> Manifest(0, epoch=1, store="0" * 32).output_names
-        set()
-        """
+        """The names of the files that are outputs and nothing else, so that they may go earlier than states."""
         outputs = {file.name for files in self.outputs.values() for file in files}
         if not outputs:
             return outputs
@@ -348,11 +317,7 @@ class Manifest(Checked):
         return outputs - others
 
     def to_json(self) -> JsonObject:
-        """Its members of the entry that commits it. A snapshot in a file of its own is named by this file, and states.
-
-        >>> sorted(Manifest(0, epoch=1, store="0" * 32).to_json()) == sorted(Manifest.MEMBERS)
-        True
-        """
+        """The members of its entry in the log. Snapshots and states in files of their own are given by these files."""
         return {
             "id": self.checkpoint_id,
             "snapshots": [

@@ -1,10 +1,4 @@
-"""The purpose of a store: its query, key type and number of key groups. Checked at every opening.
-
->>> stored = Metadata("0" * 32, query="q-1", key_type={"type": "long"}, max_parallelism=128)
->>> check_same_use(stored, Metadata("1" * 32, max_parallelism=64), "/data/state")
-Traceback (most recent call last):
-statebackend.errors.StateMigrationError: the store was made for another max_parallelism (128 there, 64 here, ...
-"""
+"""The purpose of a store: its query, key type and number of key groups. Checked at every opening."""
 
 from __future__ import annotations
 
@@ -33,11 +27,7 @@ STORE_ID = re.compile("[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Metadata(Checked):
-    """The purpose of a store: its query, key type and number of key groups. ``store`` is a random id.
-
-    >>> Metadata("0" * 32, query="q-1", key_type={"type": "long"}, max_parallelism=128).max_parallelism
-    128
-    """
+    """The purpose of a store: its query, key type and number of key groups. ``store`` is a random id."""
 
     store: str
     query: str | None = None
@@ -58,21 +48,12 @@ class Metadata(Checked):
             check_sizes(self.encryption)
 
     def to_json(self) -> JsonObject:
-        """The content of its file.
-
-        >>> Metadata("0" * 32).to_json()["format"]
-        2
-        """
+        """The content of its file."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @classmethod
     def parse(cls, data: bytes, name: str) -> Metadata:
-        """Read the bytes of the file; `CorruptCheckpointError` if they are not one.
-
-        >>> from statebackend.checkpoint.store.sealed import seal
-        >>> Metadata.parse(seal(Metadata("0" * 32).to_json()), "metadata.json") == Metadata("0" * 32)
-        True
-        """
+        """Read the bytes of the file; `CorruptCheckpointError` if they are not one."""
         return parse(cls, data, name)
 
     @classmethod

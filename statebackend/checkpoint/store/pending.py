@@ -1,10 +1,4 @@
-"""A snapshot that is being written on another thread, and the threads that write.
-
->>> from statebackend.checkpoint.store.manifest import StateSnapshot
->>> pending = PendingSnapshot(7, lambda: StateSnapshot(7, epoch=1))
->>> pending.result().checkpoint_id, pending.done()
-(7, True)
-"""
+"""A snapshot that is being written on another thread, and the threads that write."""
 
 from __future__ import annotations
 
@@ -62,10 +56,6 @@ class WritingThreads:
 
     Starting a thread takes longer than taking a view. The threads end when the backend is closed or gone, after the
     work that they have begun. The interpreter waits for them when it ends. A forked process starts its own.
-
-    >>> threads = WritingThreads()
-    >>> threads.run(lambda: 7).result(), threads.at_work()
-    (7, 0)
     """
 
     def __init__(self) -> None:
@@ -186,13 +176,7 @@ class PendingSnapshot:
         return f"<PendingSnapshot of checkpoint {self.checkpoint_id}>"
 
     def done(self) -> bool:
-        """Return True if `result` returns, or raises, at once.
-
-        >>> from statebackend.checkpoint.store.manifest import StateSnapshot
-        >>> pending = PendingSnapshot(7, lambda: StateSnapshot(7, epoch=1))
-        >>> pending.result().epoch, pending.done()
-        (1, True)
-        """
+        """Return True if `result` returns, or raises, at once."""
         return self._written.done()
 
     def result(self, timeout: float | None = None) -> StateSnapshot:

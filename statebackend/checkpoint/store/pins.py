@@ -2,10 +2,6 @@
 
 A reader writes its pin and then looks for the manifest again. The writer of the store removes a manifest first, then
 lists pins, and only then removes files. So either the reader finds the manifest gone, or the writer finds the pin.
-
->>> pin = PinFile(7, 3, until=2_000, files=("data/3/a.arrow",))
->>> PinFile.parse(seal(pin.to_json()), "pins/7-a.json") == pin
-True
 """
 
 from __future__ import annotations

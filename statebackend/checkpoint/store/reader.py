@@ -307,11 +307,7 @@ class CheckpointReader:
 
     @property
     def encryption(self) -> BlockCipher | None:
-        """The cipher of its data files, as it was given; None if there is none.
-
-        >>> CheckpointReader("/nowhere").encryption is None
-        True
-        """
+        """The cipher of its data files, as it was given; None if there is none."""
         return self._cipher
 
     def checkpoints(self) -> list[int]:
@@ -402,11 +398,7 @@ class CheckpointReader:
         return read_metadata(self._files)
 
     def records(self) -> list[Record]:
-        """The changes made to the store other than commits, oldest first. Reads them all.
-
-        >>> CheckpointReader("/nowhere").records()
-        []
-        """
+        """The changes made to the store other than commits, oldest first. Reads them all."""
         log = self._log()
         if not log.names:
             return []
@@ -423,20 +415,12 @@ class CheckpointReader:
         return found
 
     def has_folder(self, name: str) -> bool:
-        """Return True if a folder of this name, apart from the store's own, exists and is not empty.
-
-        >>> CheckpointReader("/nowhere").has_folder("offsets")
-        False
-        """
+        """Return True if a folder of this name, apart from the store's own, exists and is not empty."""
         with storing(f"listing {name}"):
             return bool(self._files.names(name))
 
     def address_of_metadata(self) -> str:
-        """The path or uri, as other programs take it, of a small file that every store has.
-
-        >>> CheckpointReader("/data/state").address_of_metadata()
-        '/data/state/metadata.json'
-        """
+        """The path or uri, as other programs take it, of a small file that every store has."""
         return self._files.address(METADATA)
 
     def _log(self, metadata: Metadata | None = None) -> Log:

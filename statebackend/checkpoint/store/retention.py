@@ -81,14 +81,7 @@ class Retention:
         return name in self._uses
 
     def excess(self, retain: Retain, now: float, newest: Key) -> list[Key]:
-        """The checkpoints to drop, oldest first, once ``newest`` is committed at that time.
-
-        >>> kept = Retention()
-        >>> for number in range(4):
-        ...     kept.committed(Key(number, "checkpoints/..."), [], at=10.0 * number)
-        >>> [key.checkpoint_id for key in kept.excess(datetime.timedelta(seconds=25), 50.0, Key(4, ""))]
-        [0, 1, 2]
-        """
+        """The checkpoints to drop, oldest first, once ``newest`` is committed at that time."""
         ordered = [*self._named, newest]  # noted by ascending ids
         if not isinstance(retain, datetime.timedelta):
             return ordered[: max(len(ordered) - retain, 0)]
@@ -130,13 +123,7 @@ class Retention:
 
 
 class Removal:
-    """Removes for the writer of a store; ``built_on`` tells what snapshots in flight may build on.
-
-    >>> from statebackend.checkpoint.files import open_files
-    >>> files = open_files("/nowhere")
-    >>> removal = Removal(files, LogWriter(files), Retention(), list)
-    >>> removal.note([])
-    """
+    """Removes for the writer of a store; ``built_on`` tells what snapshots in flight may build on."""
 
     def __init__(
         self,

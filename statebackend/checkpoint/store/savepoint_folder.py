@@ -100,11 +100,7 @@ class Savepoint:
 
     @classmethod
     def at(cls, where: Savepoint | CheckpointReader | str | os.PathLike[str]) -> Savepoint:
-        """Make one from a savepoint, its path or uri, or a store; in a store, the one after its newest checkpoint.
-
-        >>> Savepoint.at("/data/savepoint")
-        Savepoint('/data/savepoint')
-        """
+        """Make one from a savepoint, its path or uri, or a store; in a store, the one after its newest checkpoint."""
         if isinstance(where, Savepoint):
             return where
         if not isinstance(where, CheckpointReader):
@@ -127,22 +123,14 @@ class Savepoint:
         return cls(where.uri, _files=where._files.below(f"savepoints/{newest}"))
 
     def without(self, states: frozenset[str]) -> Savepoint:
-        """The same savepoint without some of its states; nothing is written.
-
-        >>> Savepoint("/data/savepoint").without(frozenset({"old"}))
-        Savepoint('/data/savepoint')
-        """
+        """The same savepoint without some of its states; nothing is written."""
         left = Savepoint(self.uri, timeless=self._timeless, _files=self._files)
         left._dropped = self._dropped | states
         return left
 
     @property
     def uri(self) -> str:
-        """The address of the savepoint, without secrets.
-
-        >>> Savepoint("/data/savepoint").uri
-        '/data/savepoint'
-        """
+        """The address of the savepoint, without secrets."""
         return self._files.uri
 
     @property

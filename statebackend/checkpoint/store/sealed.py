@@ -68,12 +68,7 @@ _SEAL_LENGTH = len(b',"checksum":"crc32c:00000000"}\n')
 
 
 def seal(content: JsonObject) -> bytes:
-    """The bytes of a file that holds ``content``, a JSON-able, non-empty object without a member ``checksum``.
-
-    >>> seal({})
-    Traceback (most recent call last):
-    statebackend.errors.UsageError: only a JSON object with members, none of them 'checksum', can be sealed ...
-    """
+    """The bytes of a file that holds ``content``, a JSON-able, non-empty object without a member ``checksum``."""
     if not content or "checksum" in content:
         raise UsageError("only a JSON object with members, none of them 'checksum', can be sealed")
     try:
@@ -86,12 +81,7 @@ def seal(content: JsonObject) -> bytes:
 
 
 def unseal(data: bytes, name: str) -> JsonObject:
-    """The content of a sealed file; `CorruptCheckpointError`, naming the file, if a single bit has changed.
-
-    >>> unseal(b"", "a.json")
-    Traceback (most recent call last):
-    statebackend.errors.CorruptCheckpointError: the file is cut short or damaged at its end (a.json, ...
-    """
+    """The content of a sealed file; `CorruptCheckpointError`, naming the file, if a single bit has changed."""
     start = max(len(data) - _SEAL_LENGTH, 0)
     found = _SEAL.fullmatch(data, start)
     if found is None:
@@ -127,33 +117,21 @@ class Malformed(Exception):
 
 
 def integer(value: object, what: str, low: int = 0, high: int = MAX_INTEGER) -> int:
-    """Check that a value is an integer within bounds, and no bool.
-
-    >>> integer(3, "the epoch", 1)
-    3
-    """
+    """Check that a value is an integer within bounds, and no bool."""
     if type(value) is not int or not low <= value <= high:
         raise Malformed(f"{what} is not an integer from {low} to {high}")
     return value
 
 
 def instance(value: object, cls: type[T], what: str) -> T:
-    """Check that a value is an instance of a class.
-
-    >>> instance({}, dict, "extra")
-    {}
-    """
+    """Check that a value is an instance of a class."""
     if not isinstance(value, cls):
         raise Malformed(f"{what} is not a {cls.__name__}")
     return value
 
 
 def match(value: object, pattern: re.Pattern[str], message: str) -> re.Match[str]:
-    """Check that a string matches a pattern as a whole; return the match.
-
-    >>> match("ab", re.compile("a(.)"), "not a and a letter")[1]
-    'b'
-    """
+    """Check that a string matches a pattern as a whole; return the match."""
     found = pattern.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         raise Malformed(message)
@@ -161,11 +139,7 @@ def match(value: object, pattern: re.Pattern[str], message: str) -> re.Match[str
 
 
 def members_of(data: object, what: str, needed: set[str], more: Collection[str] = ()) -> JsonObject:
-    """Check that data is a JSON object with all needed members, and no others than these and ``more``.
-
-    >>> members_of({"size": 1}, "a file", {"size"})
-    {'size': 1}
-    """
+    """Check that data is a JSON object with all needed members, and no others than these and ``more``."""
     members: JsonObject = instance(data, dict, what)
     if not needed <= members.keys():
         raise Malformed(f"{what} has no {', '.join(sorted(needed - members.keys()))}")
@@ -175,22 +149,12 @@ def members_of(data: object, what: str, needed: set[str], more: Collection[str] 
 
 
 def time_of(value: object) -> int | None:
-    """Check a time in milliseconds, or None.
-
-    >>> time_of(-1)
-    -1
-    """
+    """Check a time in milliseconds, or None."""
     return None if value is None else integer(value, "now", -MAX_INTEGER)
 
 
 def jsonable(value: object, what: str) -> None:
-    """Check that JSON can hold a value, before a commit tries to write it.
-
-    >>> jsonable({"part": "keyed", "sizes": (1, 2)}, "extra")
-    >>> jsonable({"share": float("nan")}, "extra")
-    Traceback (most recent call last):
-    statebackend.checkpoint.store.sealed.Malformed: extra is not JSON-able
-    """
+    """Check that JSON can hold a value, before a commit tries to write it."""
     try:
         json.dumps(value, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -198,11 +162,7 @@ def jsonable(value: object, what: str) -> None:
 
 
 def groups_of(value: object, what: str) -> KeyGroupRange | None:
-    """Key groups, from their range or its JSON form, or None.
-
-    >>> groups_of([0, 127], "the snapshot")
-    KeyGroupRange(0, 127)
-    """
+    """Key groups, from their range or its JSON form, or None."""
     if value is None or isinstance(value, KeyGroupRange):
         return value
     if not isinstance(value, list) or len(value) != 2:
@@ -214,21 +174,12 @@ def groups_of(value: object, what: str) -> KeyGroupRange | None:
 
 
 def groups_json(groups: KeyGroupRange | None) -> list[int] | None:
-    """The JSON form of key groups.
-
-    >>> groups_json(KeyGroupRange(0, 127))
-    [0, 127]
-    """
+    """The JSON form of key groups."""
     return None if groups is None else [groups.start, groups.end]
 
 
 class Checked:
-    """A dataclass that checks itself when it is made, and raises `UsageError` if the caller got it wrong.
-
-    >>> Checked()._check()
-    Traceback (most recent call last):
-    NotImplementedError
-    """
+    """A dataclass that checks itself when it is made, and raises `UsageError` if the caller got it wrong."""
 
     def __post_init__(self) -> None:
         try:
@@ -248,11 +199,7 @@ class Checked:
 
 
 def made(cls: type[T], **members: object) -> T:
-    """Make an object from data: blames the data for what its class would blame the caller for.
-
-    >>> made(dict, size=1)
-    {'size': 1}
-    """
+    """Make an object from data: blames the data for what its class would blame the caller for."""
     try:
         return cls(**members)
     except UsageError as error:
@@ -260,13 +207,7 @@ def made(cls: type[T], **members: object) -> T:
 
 
 def from_json(cls: type[T], data: object) -> T:
-    """Make an object from JSON that a caller gave, with the ``_read`` of its class.
-
-    >>> from statebackend.checkpoint import StateSnapshot
-    >>> from_json(StateSnapshot, [])
-    Traceback (most recent call last):
-    statebackend.errors.UsageError: not the JSON form of a StateSnapshot: a snapshot is not a dict [USAGE]
-    """
+    """Make an object from JSON that a caller gave, with the ``_read`` of its class."""
     try:
         return cls._read(data)  # type: ignore[attr-defined,no-any-return]
     except Malformed as error:
@@ -279,14 +220,7 @@ def parse(
     name: str,
     read: Callable[[object], T] | None = None,
 ) -> T:
-    """Make an object from the bytes of the sealed file ``name``, with ``read`` or the ``_read`` of its class.
-
-    >>> from statebackend.checkpoint.store.metadata import Metadata
-    >>> from statebackend.checkpoint.store.sealed import seal
-    >>> parse(Metadata, seal({"format": 2}), "metadata.json")
-    Traceback (most recent call last):
-    statebackend.errors.CorruptCheckpointError: not a metadata: the metadata has no ... (metadata.json) ...
-    """
+    """Make an object from the bytes of the sealed file ``name``, with ``read`` or the ``_read`` of its class."""
     content = unseal(data, name)
     version = content.get("format")
     if version != FORMAT:

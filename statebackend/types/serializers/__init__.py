@@ -1,10 +1,4 @@
-"""Converts values of every declared type to bytes and back.
-
->>> from statebackend.types.serializers import serializer_for
->>> row = serializer_for("struct<user:bigint,name:string>")
->>> row.deserialize(row.serialize((1, "ann")))
-Row(user=1, name='ann')
-"""
+"""Converts values of every declared type to bytes and back."""
 
 from __future__ import annotations
 

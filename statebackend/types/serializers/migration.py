@@ -41,12 +41,7 @@ _INTEGER_ORDER = (types.BYTE, types.SHORT, types.INT, types.LONG)
 
 
 def compatibility(old_config: dict[str, Any], new: Type) -> Compatibility:
-    """Tell if a reader of ``new`` can read values written under ``old_config``, and how; O(fields).
-
-    >>> from statebackend.types import LONG
-    >>> compatibility(LONG.config(), LONG).name
-    'AS_IS'
-    """
+    """Tell if a reader of ``new`` can read values written under ``old_config``, and how; O(fields)."""
     if isinstance(new, types.CustomType) or old_config.get("type") == "custom":
         return _AS_IS if old_config == new.config() else _INCOMPATIBLE
     try:
@@ -59,11 +54,7 @@ def compatibility(old_config: dict[str, Any], new: Type) -> Compatibility:
 
 
 def describe(config: Any) -> str:
-    """A stored configuration in a few words, for messages.
-
-    >>> describe({"type": "long"})
-    'bigint'
-    """
+    """A stored configuration in a few words, for messages."""
     try:
         return from_config(config).ddl()
     except SerializationError:
@@ -119,12 +110,7 @@ def _row_plan(old: RowType, new: RowType) -> list[int | None]:
 
 
 def value_migration(old: Type, new: Type) -> Callable[[Any], Any]:
-    """The function from values of ``old`` to values that ``new`` takes; the two are compatible.
-
-    >>> from statebackend.types import ROW, LONG, INT
-    >>> value_migration(ROW(a=INT, b=INT), ROW(c=LONG, b=LONG))((1, 2))
-    (None, 2)
-    """
+    """The function from values of ``old`` to values that ``new`` takes; the two are compatible."""
     if isinstance(old, RowType) and isinstance(new, RowType):
         plan = _row_plan(old, new)
         steps = [

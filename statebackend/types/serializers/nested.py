@@ -50,14 +50,7 @@ def _read_head(data: bytes, owner: TypeSerializer) -> tuple[int, int, int]:
 
 
 class RecordSerializer(TypeSerializer):
-    """TUPLE and ROW: the fields' slots behind a null bitmap.
-
-    >>> from statebackend.types import ROW, LONG
-    >>> from statebackend.types.serializers import serializer_for
-    >>> total = serializer_for(ROW(sum=LONG, n=LONG))
-    >>> total.deserialize(total.serialize({"sum": 3, "n": 1}))
-    Row(sum=3, n=1)
-    """
+    """TUPLE and ROW: the fields' slots behind a null bitmap."""
 
     def __init__(self, declared_type: TupleType | RowType, parts: Sequence[TypeSerializer]) -> None:
         super().__init__(declared_type)
@@ -123,13 +116,7 @@ class RecordSerializer(TypeSerializer):
 
 
 class ListSerializer(TypeSerializer):
-    """LIST: takes lists, tuples, other sequences and numpy arrays, and returns lists.
-
-    >>> from statebackend.types.serializers import serializer_for
-    >>> tags = serializer_for(list[str])
-    >>> tags.deserialize(tags.serialize(("a", None)))
-    ['a', None]
-    """
+    """LIST: takes lists, tuples, other sequences and numpy arrays, and returns lists."""
 
     def __init__(self, declared_type: ListType, element: TypeSerializer) -> None:
         super().__init__(declared_type)
@@ -175,13 +162,7 @@ class ListSerializer(TypeSerializer):
 
 
 class MapSerializer(TypeSerializer):
-    """MAP: takes mappings and returns dicts, in the same order; keys have one zero and one NaN.
-
-    >>> from statebackend.types.serializers import serializer_for
-    >>> counts = serializer_for(dict[str, int])
-    >>> counts.deserialize(counts.serialize({"b": 1, "a": None}))
-    {'b': 1, 'a': None}
-    """
+    """MAP: takes mappings and returns dicts, in the same order; keys have one zero and one NaN."""
 
     def __init__(self, declared_type: MapType, key: TypeSerializer, value: TypeSerializer) -> None:
         super().__init__(declared_type)

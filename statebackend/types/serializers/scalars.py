@@ -29,10 +29,6 @@ class TypeSerializer(Serializer):
 
     Inside lists, maps, tuples and rows a value takes a *slot*: its bytes if they have a fixed width, otherwise their
     length (u32, little-endian) and the bytes. A null's slot is zeros, or a zero length; a bitmap marks it as null.
-
-    >>> from statebackend.types.serializers import serializer_for
-    >>> serializer_for("bigint").declared_type
-    LONG
     """
 
     def __init__(self, declared_type: Type) -> None:
@@ -237,12 +233,7 @@ def _canonical(number: float) -> float:
 
 
 def scalar_serializer(declared_type: Type, canonical: bool = False) -> TypeSerializer | None:
-    """The serializer of a type without parts, or None; ``canonical`` is for keys: one zero and one NaN.
-
-    >>> from statebackend.types import DOUBLE
-    >>> scalar_serializer(DOUBLE, canonical=True).serialize(-0.0) == bytes(8)
-    True
-    """
+    """The serializer of a type without parts, or None; ``canonical`` is for keys: one zero and one NaN."""
     if isinstance(declared_type, DecimalType):
         if declared_type.precision > 18:
             return _WideDecimalSerializer(declared_type)
