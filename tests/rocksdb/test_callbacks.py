@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rocks import CommittedClock, Database, ExpiryRules, Iterator, element, elements, open_database
+from rocks import CommittedClock, Database, ExpiryRules, Iterator, Options, element, elements, open_database
 
 from statebackend.errors import StoreError
 
@@ -150,36 +150,6 @@ def test_merges_append_in_order(make: Make) -> None:
     db.close()
 
 
-def test_merging_drops_what_has_expired(make: Make, clock: CommittedClock) -> None:
-    db, rules = make("variable_list", ttl=100)
-    a = db.column_family("a")
-    for t in range(0, 1_000, 10):
-        db.merge(a, b"k", element(t, b"%d" % t))
-    db.flush()
-    clock.now = 599
-    compacted(db)
-    assert [t for t, _ in elements(db.get(a, b"k"))] == list(range(500, 1_000, 10))
-    assert rules.counters()["dropped_in_merges"] == 50
-    db.close()
-
-
-def test_a_list_that_merging_has_emptied_goes_with_the_next_compaction(
-    make: Make, clock: CommittedClock
-) -> None:
-    db, _ = make("variable_list", ttl=100)
-    a = db.column_family("a")
-    for t in range(5):
-        db.merge(a, b"k", element(t, b""))
-    db.put(a, b"other", element(1_000, b""))
-    clock.now = 500
-    compacted(db)
-    assert db.get(a, b"k") in (b"", None)
-    db.compact(a)
-    assert db.get(a, b"k") is None
-    assert in_files(db) == 1
-    db.close()
-
-
 def test_without_a_time_to_live_only_empty_lists_go(make: Make, clock: CommittedClock) -> None:
     db, rules = make("variable_list")
     a = db.column_family("a")
@@ -287,8 +257,6 @@ def test_compactions_use_their_rules_after_python_has_dropped_them(tmp_path: Pat
 
 
 def test_each_family_has_its_own_rules(tmp_path: Path) -> None:
-    from rocks import Options
-
     clock = CommittedClock()
     rules = {name: ExpiryRules(clock, "value", ttl=ttl) for name, ttl in (("a", 10), ("b", 1_000))}
     with Database(tmp_path, Options(), {name: Options(rules=each) for name, each in rules.items()}) as db:

@@ -90,6 +90,7 @@ def db_of(keyed: Any) -> Path:
 # --- against the other backends ---
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "key_type", [int, str, types.of("struct<a:int,b:string>")], ids=["int", "str", "row"]
 )
@@ -135,24 +136,6 @@ def test_a_random_history_restores_into_every_backend(
     finally:
         keyed.close()
     assert os.listdir(local) == []
-
-
-def test_what_an_open_batch_has_changed_follows_as_rows(tmp_path: Path, native: Any) -> None:
-    with open_store(tmp_path / "store") as store, native() as keyed:
-        count = keyed.get_value_state(COUNT)
-        count.update_many([1, 2, 3], [1, 2, 3])
-        keyed.mark()
-        count.update_many([2, 4], [20, 40])
-        keyed.set_current_key(3)
-        count.clear()
-        keyed.timers.register(7)
-        committed = commit(keyed, store, 0)
-        assert kinds(committed) == ["sst", "delta"]
-        for make in (native, lambda **options: other("reference", **options)):
-            with make(restore=committed) as again:
-                assert again.get_value_state(COUNT).get_many([1, 2, 3, 4]).to_pylist() == [1, 20, None, 40]
-                assert again.timers.count() == 1
-                assert list(again.timers.due(10)) == [7]
 
 
 # --- what is uploaded ---
@@ -367,30 +350,24 @@ class Doubling(types.Serializer):
 def test_other_types_and_a_time_to_live_are_migrated(tmp_path: Path, native: Any) -> None:
     ttl = StateTtlConfig(1000)
     clock = ManualClock(100)
+    stays = sb.ValueStateDescriptor("stays", int).enable_time_to_live(ttl)
+    wider = sb.ValueStateDescriptor("n", "bigint").enable_time_to_live(ttl)
     with open_store(tmp_path / "store") as store:
         with native(clock=clock) as keyed:
             keyed.get_value_state(sb.ValueStateDescriptor("n", "int")).update_many([1], [7])
             keyed.get_value_state(sb.ValueStateDescriptor("n.by time", "int")).update_many([1], [8])
-            keyed.get_value_state(sb.ValueStateDescriptor("stays", int).enable_time_to_live(ttl)).update_many(
-                [1], [9]
-            )
+            keyed.get_value_state(stays).update_many([1], [9])
             committed = commit(keyed, store, 0)
         for number in (1, 2):
             with native(restore=committed, clock=clock) as keyed:
-                wider = keyed.get_value_state(sb.ValueStateDescriptor("n", "bigint").enable_time_to_live(ttl))
-                assert wider.get_many([1]).to_pylist() == [7]
-                assert keyed.get_value_state(sb.ValueStateDescriptor("n.by time", "int")).get_many(
-                    [1]
-                ).to_pylist() == [8]
-                assert keyed.get_value_state(
-                    sb.ValueStateDescriptor("stays", int).enable_time_to_live(ttl)
-                ).get_many([1]).to_pylist() == [9]
+                assert values(keyed, wider, 1) == [7]
+                assert values(keyed, sb.ValueStateDescriptor("n.by time", "int"), 1) == [8]
+                assert values(keyed, stays, 1) == [9]
                 committed = commit(keyed, store, number)
                 assert kinds(committed) == ["sst"]
         clock.set(2000)
         with native(restore=committed, clock=clock) as keyed:
-            stays = keyed.get_value_state(sb.ValueStateDescriptor("stays", int).enable_time_to_live(ttl))
-            assert stays.get_many([1]).to_pylist() == [None]
+            assert values(keyed, stays, 1) == [None]
 
 
 def test_compactions_of_an_adopted_state_drop_what_has_expired(tmp_path: Path, native: Any) -> None:
@@ -416,34 +393,24 @@ def test_compactions_of_an_adopted_state_drop_what_has_expired(tmp_path: Path, n
 # --- elsewhere ---
 
 
-def test_in_an_encrypted_store(tmp_path: Path, native: Any, rng: random.Random) -> None:
-    with open_store(tmp_path / "store", encryption=AesGcm()) as store:
+@pytest.mark.parametrize(("place", "backend"), [("encrypted", "heap"), ("objects", "reference")])
+def test_in_other_stores(tmp_path: Path, native: Any, rng: random.Random, place: str, backend: str) -> None:
+    if place == "encrypted":
+        store = open_store(tmp_path / "store", encryption=AesGcm())
+    else:
+        files = ObjectFiles("s3://bucket/store", SimulatedObjectCalls(Bucket()))
+        store = open_store(Path("/"), _files=files)
+    with store:
         with native() as keyed:
             Story(keyed, rng, int).change(200)
-            committed = commit(keyed, store, 0)
+            committed = first = commit(keyed, store, 0)
             held = contents(keyed)
         for number in (1, 2):
             with native(restore=committed) as keyed:
                 assert contents(keyed) == held
                 committed = store.commit(number, [_base(keyed, store, number).result()])
-        with other("heap", restore=committed) as keyed:
-            assert contents(keyed) == held
-
-
-def test_in_an_object_store(native: Any, rng: random.Random) -> None:
-    files = ObjectFiles("s3://bucket/store", SimulatedObjectCalls(Bucket()))
-    with sb.CheckpointStore("/", _files=files).open_for_writing(
-        key_type=int, max_parallelism=GROUPS
-    ) as store:
-        with native() as keyed:
-            Story(keyed, rng, int).change(200)
-            committed = commit(keyed, store, 0)
-            held = contents(keyed)
-        with native(restore=committed) as keyed:
-            assert contents(keyed) == held
-            again = store.commit(1, [_base(keyed, store, 1).result()])
-            assert tables(committed) == tables(again)
-        with other("reference", restore=again) as keyed:
+                assert tables(committed) == tables(first)
+        with other(backend, restore=committed) as keyed:
             assert contents(keyed) == held
 
 

@@ -101,15 +101,13 @@ def copied(expected: dict[str, Model]) -> dict[str, Model]:
     return {name: dict(model) for name, model in expected.items()}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_it_does_what_a_dict_of_copies_would_do(store: Store, seed: int) -> None:
     chance = random.Random(seed)
     expected: dict[str, Model] = {"values": {}, "lists": {}}
     marks: list[tuple[int, dict[str, Model]]] = []
     tables(store)
-    store.unmarked_keys = (1, 5, 40, 1000)[
-        seed % 4
-    ]  # without marks, all changed keys go into the database then
+    store.unmarked_keys = (1, 5, 40, 1000)[seed]  # without marks, all changed keys go into the database then
     for _ in range(600):
         turn = chance.random()
         if turn < 0.75:
@@ -136,9 +134,8 @@ def test_it_does_what_a_dict_of_copies_would_do(store: Store, seed: int) -> None
     check(store, expected)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_walk_over_a_copy_sees_its_moment(store: Store, seed: int) -> None:
-    chance = random.Random(seed)
+def test_a_walk_over_a_copy_sees_its_moment(store: Store) -> None:
+    chance = random.Random(1)
     expected: dict[str, Model] = {"values": {}, "lists": {}}
     for _ in range(300):
         change(store, chance, expected)
@@ -254,21 +251,23 @@ def test_values_that_are_4_gb_long_with_their_key_are_refused(store: Store) -> N
     values, lists = tables(store)
     long = bytes((1 << 32) - 20)
     column = np.array([0, len(long)]), np.frombuffer(long, np.uint8)
-    for is_marked in (False, True):
-        if is_marked:
-            store.mark()
-            with pytest.raises(UsageError, match="4 GB or longer"):
-                store.put_many(values, *runs_of_list([b"k"]), *column)
+    shorter = bytes(len(long) - 100)
+    calls = [
+        lambda: store.put_at(values, b"k", long),
+        lambda: store.merge_at(lists, b"k", long),
+        lambda: store.put_at(values, b"k" * 100, shorter),
+    ]
+    direct = [
+        lambda: WriteBatch(store.database).put_many(values.family, *rows([b"k"]), *column),
+        lambda: store.database.put(values.family, b"k", long),
+    ]
+    for call in (*calls, *direct):
         with pytest.raises(UsageError, match="4 GB or longer"):
-            store.put_at(values, b"k", long)
+            call()
+    store.mark()
+    for call in (*calls, lambda: store.put_many(values, *runs_of_list([b"k"]), *column)):
         with pytest.raises(UsageError, match="4 GB or longer"):
-            store.merge_at(lists, b"k", long)
-        with pytest.raises(UsageError, match="4 GB or longer"):
-            store.put_at(values, b"k" * 100, long[:-100])
-    with pytest.raises(UsageError, match="4 GB or longer"):
-        WriteBatch(store.database).put_many(values.family, *rows([b"k"]), *column)
-    with pytest.raises(UsageError, match="4 GB or longer"):
-        store.database.put(values.family, b"k", long)
+            call()
     assert contents(store, values) == contents(store, lists) == {}
 
 
@@ -410,7 +409,7 @@ def test_a_thread_that_reads_the_batch_without_the_gil_keeps_others_out(store: S
         runs_of_list([b"a%02d%06d" % (turn, n * 7919 % 1_000_003) for n in range(20_000)])
         for turn in range(10)
     ]
-    done = {"put": 0, "rolled back": 0, "refused": 0}
+    done = {"put": 0, "refused": 0}
     is_done = False
 
     def change() -> None:
@@ -425,17 +424,13 @@ def test_a_thread_that_reads_the_batch_without_the_gil_keeps_others_out(store: S
             except UsageError:
                 done["refused"] += 1
             store.roll_back(inner)
-            done["rolled back"] += 1
 
     thread = threading.Thread(target=change)
     thread.start()
     walked = copied = 0
     try:
         began = time.monotonic()
-        # For so long, and on a busy machine until each has happened.
-        while (took := time.monotonic() - began) < 4 or (
-            min(walked, copied, *done.values()) == 0 and took < 120
-        ):
+        while min(walked, copied, *done.values()) < 5 and time.monotonic() - began < 120:
             with suppress(UsageError), store.walk(values, b"") as walk:
                 while walk.rows(5_000):
                     walked += 1
