@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from map_model import packed
 from twin.cow_map import hash_int
 
 from statebackend._core.batches import adding_kernels, expiring_kernels, gathering, kernels, map_kernels
@@ -27,14 +28,8 @@ pytestmark = pytest.mark.checked
 THREADS = [1, 3]
 
 
-def runs(parts: list[bytes]) -> tuple[Any, Any]:
-    offsets = np.zeros(len(parts) + 1, dtype=np.int64)
-    np.cumsum([len(part) for part in parts], out=offsets[1:])
-    return offsets, np.frombuffer(b"".join(parts), dtype=np.uint8)
-
-
 def as_keys(keys: list[Any]) -> Any:
-    return np.array(keys, dtype=np.int64) if not keys or isinstance(keys[0], int) else runs(keys)
+    return np.array(keys, dtype=np.int64) if not keys or isinstance(keys[0], int) else packed(keys)
 
 
 def parts_of(values: Any, found: Any = None) -> list[Any]:
@@ -150,7 +145,7 @@ class Kind:
 
     def column(self, values: list[bytes]) -> Any:
         if self.number == "bytes":
-            return runs(values)
+            return packed(values)
         flat = np.frombuffer(b"".join(values), dtype=np.uint8)
         if self.number in NUMBERS:
             return flat.view(NUMBERS[self.number][1])
@@ -246,9 +241,20 @@ def test_adding_is_the_python_definition_row_by_row(
             table._check()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("under", ["nothing", "mark", "snapshot"])
-@pytest.mark.parametrize(("operation", "number"), [("sum", "long"), ("average", None), ("max", "bytes")])
+@pytest.mark.parametrize(
+    ("operation", "number"),
+    [
+        ("sum", "long"),
+        ("average", None),
+        ("max", "bytes"),
+        ("min", "double"),
+        ("first", 3),
+        ("count", "long"),
+    ],
+)
 def test_large_batches_on_threads(
     operation: str, number: Any, under: str, threads: int, rng: random.Random
 ) -> None:
@@ -261,7 +267,7 @@ def test_large_batches_on_threads(
     nulls = np.array([rng.random() < 0.1 for _ in keys])
     model: dict[int, bytes] = {}
     for _ in range(2):
-        held = core.mark() if under == "mark" else core.snapshot() if under == "snapshot" else None
+        held = {"nothing": lambda: None, "mark": core.mark, "snapshot": core.snapshot}[under]()
         for key, value, null in zip(keys, values, nulls, strict=True):
             if null:
                 model.pop(key, None)
@@ -284,26 +290,6 @@ def test_large_batches_on_threads(
     table._check()
 
 
-@pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("marked", [False, True])
-def test_an_overflow_undoes_all_rows(threads: int, marked: bool) -> None:
-    core = StateCore()
-    table = StateTable(core, value="long", max_parallelism=8)
-    keys = np.arange(20_000) % 5_000
-    adding_kernels.add_many(table, keys, keys, AddPlan("sum", "long"))
-    before = {entry.key: entry.value for entry in table}
-    values = np.ones(20_000, dtype=np.int64)
-    values[17_321] = 2**63 - 1
-    nulls = keys % 7 == 0
-    nulls[17_321] = False
-    if marked:
-        core.mark()
-    with pytest.raises(OverflowError, match="position 17321"):
-        adding_kernels.add_many(table, keys, values, AddPlan("sum", "long"), nulls=nulls, threads=threads)
-    assert {entry.key: entry.value for entry in table} == before
-    table._check()
-
-
 def test_plans_that_do_not_fit() -> None:
     for arguments in [
         ("sum", "bool"), ("any", "long"), ("count", "int"), ("product", "decimal", 5), ("sum", "decimal", 39),
@@ -316,17 +302,19 @@ def test_plans_that_do_not_fit() -> None:
     for plan, values in [
         (AddPlan("sum", "double"), one.astype(float)),
         (AddPlan("average"), one.astype(float)),
-        (AddPlan("min", "bytes"), runs([b"a"])),
+        (AddPlan("min", "bytes"), packed([b"a"])),
         (AddPlan("sum", "long"), one.astype(np.int32)),
         (AddPlan("last", 8), one.astype(np.int32)),
         (AddPlan("sum", "long"), np.ones(2, dtype=np.int64)),
     ]:
         with pytest.raises(UsageError):
             adding_kernels.add_many(table, one, values, plan)
-    with pytest.raises(UsageError):
-        adding_kernels.add_many(table, one, one, AddPlan("sum", "long"), ttl=5)
-    with pytest.raises(UsageError):
-        adding_kernels.add_many(table, one, one, AddPlan("sum", "long"), nulls=np.zeros(2, dtype=bool))
+    for options in ({"ttl": 5}, {"nulls": np.zeros(2, dtype=bool)}):
+        with pytest.raises(UsageError):
+            adding_kernels.add_many(table, one, one, AddPlan("sum", "long"), **options)
+    for read in (expiring_kernels.read_many, expiring_kernels.look_many):
+        with pytest.raises(UsageError):  # which needs timestamps
+            read(table, np.arange(2), now=5, ttl=5)
     assert len(table) == 0
 
 
@@ -373,14 +361,6 @@ def test_reads_that_expire(value: Any, shows_expired: bool, renews: bool, rng: r
             assert parts_of(*read) == expected
             assert {e.key: (e.value, table.timestamp(e.key)) for e in table} == model
             table._check()
-
-
-def test_reads_that_expire_need_timestamps() -> None:
-    table = StateTable(StateCore(), value="long")
-    with pytest.raises(UsageError):
-        expiring_kernels.read_many(table, np.arange(2), now=5, ttl=5)
-    with pytest.raises(UsageError):
-        expiring_kernels.look_many(table, np.arange(2), now=5, ttl=5)
 
 
 # --- maps ---
@@ -454,7 +434,7 @@ def test_map_rows_one_after_the_other(
                     new if new is not None else 0 if value in ("long", "byte") else b"xxx" for new in given
                 ]
                 if value == "bytes":
-                    column = runs(column)
+                    column = packed(column)
                 elif value == 3:
                     column = np.frombuffer(b"".join(column), dtype=np.uint8).reshape(-1, 3)
                 else:
@@ -497,6 +477,7 @@ def maps_time(maps: MapTable, key: Any, map_key: Any, namespace: int) -> int:
     return high
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("under", ["nothing", "mark", "snapshot"])
 @pytest.mark.parametrize("value", ["long", "bytes"])
@@ -513,7 +494,7 @@ def test_large_map_batches_on_threads(threads: int, under: str, value: str, rng:
         for key, map_key, number, null in zip(keys.tolist(), map_keys.tolist(), numbers, nulls, strict=True):
             new = None if null else number if value == "long" else b"%d" % number
             model.setdefault(key, {})[map_key] = new
-        column = np.array(numbers) if value == "long" else runs([b"%d" % number for number in numbers])
+        column = np.array(numbers) if value == "long" else packed([b"%d" % number for number in numbers])
         map_kernels.put_many(maps, keys, map_keys, column, nulls=nulls, threads=threads)
         got = parts_of(*map_kernels.get_many(maps, keys, map_keys, threads=threads))
         assert got == [model[key][m] for key, m in zip(keys.tolist(), map_keys.tolist(), strict=True)]
@@ -557,12 +538,12 @@ def test_a_map_batch_without_memory_changes_nothing(marked: bool, threads: int) 
     n = 20_000
     keys, map_keys = np.arange(n) % 1_000, np.arange(n) // 1_000
     with pytest.raises(MemoryLimitError):
-        map_kernels.put_many(maps, keys, map_keys, runs([b"x" * 600] * n), threads=threads)
+        map_kernels.put_many(maps, keys, map_keys, packed([b"x" * 600] * n), threads=threads)
     assert list(maps.items(1)) == [(1, b"before"), (2, b"too")]
     assert len(maps) == 2
     assert len(maps.heads) == 1
     maps._check()
-    map_kernels.put_many(maps, keys[:9], map_keys[:9], runs([b"y"] * 9))
+    map_kernels.put_many(maps, keys[:9], map_keys[:9], packed([b"y"] * 9))
     maps._check()
     if mark is not None:
         core.rollback(mark)
@@ -579,9 +560,9 @@ def test_after_a_call_without_memory_there_is_as_much_as_before(threads: int) ->
         table.put(1, b"before")
         core.mark()
         with pytest.raises(MemoryLimitError):
-            kernels.update_many(table, np.arange(20_000), runs([b"x" * 600] * 20_000), threads=threads)
+            kernels.update_many(table, np.arange(20_000), packed([b"x" * 600] * 20_000), threads=threads)
         assert core.metrics()["used_bytes"] <= 6 << 20
-        kernels.update_many(table, np.arange(9), runs([b"y"] * 9))
+        kernels.update_many(table, np.arange(9), packed([b"y"] * 9))
         assert len(table) == 9
         table._check()
 
@@ -596,7 +577,7 @@ def test_map_batches_that_are_refused() -> None:
     for call in (
         lambda: map_kernels.put_many(maps, one[:1], one, one),
         lambda: map_kernels.put_many(maps, one, one, one[:1]),
-        lambda: map_kernels.put_many(maps, one, runs([b"a", b"b"]), one),
+        lambda: map_kernels.put_many(maps, one, packed([b"a", b"b"]), one),
         lambda: map_kernels.put_many(maps, one, one, one.astype(float)),
         lambda: map_kernels.put_many(maps, one, one, one, nulls=np.zeros(2, dtype=bool)),
         lambda: map_kernels.put_many(maps, one, one, one, ttl=5),

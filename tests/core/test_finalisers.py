@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-import subprocess
-import sys
 import textwrap
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 from map_model import reduce_many
 from meddling import Meddler
+from processes import run
 
 from statebackend._core.batches import adding_kernels, kernels, map_kernels
 from statebackend._core.core_probe import MapTable, StateTable
@@ -34,77 +33,59 @@ def wide(number: int) -> bytes:
 class World:
     """Tables of every kind in one core. The test has the keys from 0 on, finalisers the negative ones."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.core = StateCore(seed=seed)
+    def __init__(self, *, is_exact: bool) -> None:
+        self.random = random.Random(1)
+        self.core = StateCore(seed=1)
         options: dict[str, Any] = {"max_parallelism": 1, "initial_capacity": 4}
-        self.long = StateTable(self.core, value="long", **options)
         self.wide = StateTable(self.core, value=WIDE, **options)
         self.bytes = StateTable(self.core, key="bytes", value="bytes", namespaces=True, **options)
         self.object = StateTable(self.core, value="object", **options)
         self.list = StateTable(self.core, value=("list", "long"), **options)
         self.map = MapTable(self.core, key="int", map_key="int", value="bytes", **options)
-        self.tables = [self.long, self.wide, self.bytes, self.object, self.list, self.map]
+        self.removable = {"wide": self.wide, "object": self.object, "list": self.list}
+        self.space = self.core.namespaces.number(b"space")
         self.numbers = itertools.count()
-        #: What finalisers have put, by table and key.
+        #: What the test and finalisers have put, by table and key.
+        self.mine: dict[Any, Any] = {}
         self.put: dict[Any, Any] = {}
-        #: Whether that is what there is: a rollback takes back what finalisers have done since the mark.
-        self.is_exact = True
+        #: Whether `put` is what there is: a rollback takes back what finalisers have done since the mark.
+        self.is_exact = is_exact
         self.meddler = Meddler(self.act)
 
-    def act(self) -> None:
-        """Change every table a little."""
-        number = next(self.numbers)
-        key = -1 - number % 500
+    def change(self, held: dict[Any, Any], key: int, number: int, gone: int) -> None:
+        """Change every table at a key, and remove another one."""
         self.wide.put(key, wide(number))
-        self.put["wide", key] = wide(number)
-        for near in (key, -1 - self.random.randrange(500)):
-            self.long.put(near, number)
-            self.put["long", near] = number
-        space = self.core.namespaces.number(b"finaliser %d" % (number % 7))
-        self.bytes.put(b"%d" % key, b"x" * number, space)
-        self.put["bytes", key, space] = b"x" * number
+        held["wide", key] = wide(number)
+        name = b"%d" % key
+        self.bytes.put(name, b"x" * (number % 700), self.space)
+        held["bytes", key] = b"x" * (number % 700)
         self.object.put(key, [number])
-        self.put["object", key] = [number]
+        held["object", key] = [number]
         self.list.append(key, number)
-        self.put.setdefault(("list", key), []).append(number)
+        held["list", key] = [*held.get(("list", key), ()), number]
         self.map.put(key, number % 3, b"%d" % number)
-        self.put["map", key, number % 3] = b"%d" % number
-        gone = -1 - self.random.randrange(500)
-        there = self.long.get(gone)
-        assert not self.is_exact or there == self.put.get(("long", gone))
-        for name, table in (
-            ("wide", self.wide),
-            ("long", self.long),
-            ("object", self.object),
-            ("list", self.list),
-        ):
-            was_there, was_put = table.remove(gone), self.put.pop((name, gone), None) is not None
-            assert not self.is_exact or was_there == was_put
+        held["map", key, number % 3] = b"%d" % number
+        is_exact = self.is_exact or key >= 0
+        assert self.list.get(key) == held["list", key] or not is_exact
+        for table_name, table in self.removable.items():
+            was_there, was_put = table.remove(gone), held.pop((table_name, gone), None) is not None
+            assert was_there == was_put or not is_exact
 
-    def check(self, mine: dict[Any, Any]) -> None:
-        for table in self.tables:
+    def act(self) -> None:
+        number = next(self.numbers)
+        self.change(self.put, -1 - number % 500, number, -1 - self.random.randrange(500))
+
+    def check(self) -> None:
+        for table in (self.wide, self.bytes, self.object, self.list, self.map):
             table._check()
         self.core._check()
-        found: dict[Any, Any] = {}
-        for name, table in (
-            ("long", self.long),
-            ("wide", self.wide),
-            ("object", self.object),
-            ("list", self.list),
-        ):
-            found.update({(name, entry.key): entry.value for entry in table})
-        found.update({("bytes", int(e.key), e.namespace): e.value for e in self.bytes})
+        found = {(name, entry.key): entry.value for name, table in self.removable.items() for entry in table}
+        found.update({("bytes", int(entry.key)): entry.value for entry in self.bytes})
         for key in self.map.heads.keys_of(0)[0]:
             found.update({("map", key, at): value for at, value in self.map.items(key)})
-        assert {at: value for at, value in found.items() if at[1] >= 0} == mine
+        assert {at: value for at, value in found.items() if at[1] >= 0} == self.mine
         if self.is_exact:
             assert {at: value for at, value in found.items() if at[1] < 0} == self.put
-
-
-@pytest.fixture(params=range(3))
-def world(request: pytest.FixtureRequest) -> World:
-    return World(request.param)
 
 
 def drain(core: StateCore) -> None:
@@ -112,182 +93,57 @@ def drain(core: StateCore) -> None:
         pass
 
 
-# --- one operation at a time ---------------------------------------------------------------------------------------
-
-
-def test_inserts_that_need_extents(world: World) -> None:
-    mine: dict[Any, Any] = {}
+@pytest.mark.parametrize("rolls_back", [False, True])
+def test_single_calls_under_marks_and_snapshots(rolls_back: bool) -> None:
+    world = World(is_exact=not rolls_back)
+    core, views = world.core, []
     with world.meddler.at_work():
-        for key in range(6_000):
-            world.wide.put(key, wide(key))
-            mine["wide", key] = wide(key)
-    assert world.core.arena.usage()["extent_bytes"] > 5 << 21
-    world.check(mine)
-
-
-def test_every_kind_of_operation(world: World) -> None:
-    mine: dict[Any, Any] = {}
-    space = world.core.namespaces.number(b"mine")
-    with world.meddler.at_work():
-        for number in range(3_000):
-            key = number % 700
-            world.long.put(key, number)
-            mine["long", key] = number
-            world.bytes.put(b"%d" % key, b"%d" % number * 50, space)
-            mine["bytes", key, space] = b"%d" % number * 50
-            world.object.put(key, [number])
-            mine["object", key] = [number]
-            world.list.append(key, number)
-            mine.setdefault(("list", key), []).append(number)
-            assert world.list.get(key) == mine["list", key]
-            world.map.put(key, number % 5, b"v" * number)
-            mine["map", key, number % 5] = b"v" * number
-            if number % 3 == 0:
-                gone = number * 7 % 700
-                assert world.object.remove(gone) == (mine.pop(("object", gone), None) is not None)
-                assert world.list.remove(gone) == (mine.pop(("list", gone), None) is not None)
-                assert world.map.clear(gone) == any(
-                    mine.pop(("map", gone, at), None) is not None for at in list(range(5))
-                )
-                for at in range(5):
-                    mine.pop(("map", gone, at), None)
-    world.check(mine)
-
-
-def test_under_snapshots_and_marks(world: World) -> None:
-    mine: dict[Any, Any] = {}
-    views: list[tuple[Any, dict[Any, Any]]] = []
-    marks: list[Any] = []
-    with world.meddler.at_work():
-        for number in range(2_000):
-            key = number % 300
-            world.wide.put(key, wide(number))
-            mine["wide", key] = wide(number)
-            world.object.put(key, [number])
-            mine["object", key] = [number]
-            world.map.put(key, number % 3, b"m%d" % number)
-            mine["map", key, number % 3] = b"m%d" % number
-            if number % 50 == 0:
-                views.append((world.core.snapshot(), {at: mine[at] for at in mine if at[0] == "wide"}))
-            if number % 70 == 0:
-                marks.append(world.core.mark())
-            if number % 90 == 0:
+        for turn in range(25):
+            for number in range(turn * 40, turn * 40 + 50):
+                world.change(world.mine, number % 400, number, number * 7 % 400)
+            before = dict(world.mine)
+            mark = core.mark()
+            views.append((core.snapshot(), {at[1]: before[at] for at in before if at[0] == "wide"}))
+            for number in range(0, 400, 7):
+                world.change(world.mine, number, -number, number * 3 % 400)
+            assert {key for key, _ in world.object.dirty(mark) if key >= 0} <= set(range(400))
+            if rolls_back:
+                core.rollback(mark)
+                world.mine = before
+            core.release(mark)
+            if turn % 3 == 2:
                 view, then = views.pop(0)
-                read = world.wide.rows_in(view)
-                assert {("wide", key): value for (key, _), value in read.items() if key >= 0} == then
+                rows = world.wide.rows_in(view)
+                assert {key: value for (key, _), value in rows.items() if key >= 0} == then
                 view.release()
-            if number % 110 == 0:
-                world.core.release(marks.pop(0))
-            world.core.metrics()
+            for entry in world.object:
+                assert entry.key < 0 or entry.value == world.mine["object", entry.key]
+            assert {key for name, key, *_ in world.mine if name == "wide"} <= {e.key for e in world.wide}
+            core.metrics()
+            core.arena.trim()
     for view, _ in views:
         view.release()
-    for mark in marks:
-        world.core.release(mark)
-    drain(world.core)
-    world.check(mine)
-
-
-def test_rollbacks(world: World) -> None:
-    mine: dict[Any, Any] = {}
-    world.is_exact = False
-    with world.meddler.at_work():
-        for turn in range(30):
-            for number in range(turn * 40, turn * 40 + 60):
-                key = number % 500
-                world.wide.put(key, wide(number))
-                mine["wide", key] = wide(number)
-                world.object.put(key, [number])
-                mine["object", key] = [number]
-            before = dict(mine)
-            mark = world.core.mark()
-            view = world.core.snapshot() if turn % 2 else None
-            for key in range(0, 500, 3):
-                world.wide.put(key, wide(-key))
-                world.object.remove(key)
-                world.map.put(key, 1, b"gone")
-                world.list.append(key, key)
-            assert {key for key, _ in world.object.dirty(mark) if key >= 0} <= set(range(0, 500, 3))
-            world.core.rollback(mark)
-            world.core.release(mark)
-            if view is not None:
-                view.release()
-            mine = before
-    drain(world.core)
-    world.check(mine)
-
-
-def test_iteration_and_inspection(world: World) -> None:
-    mine: dict[Any, Any] = {}
-    for key in range(300):
-        world.wide.put(key, wide(key))
-        mine["wide", key] = wide(key)
-        world.object.put(key, [key])
-        mine["object", key] = [key]
-    with world.meddler.at_work():
-        for _ in range(20):
-            assert set(range(300)) <= {entry.key for entry in world.wide}
-            for entry in world.object:
-                assert entry.key < 0 or entry.value == [entry.key]
-            for key in range(0, 300, 7):
-                assert world.object.entry(key).value == [key]
-                assert key in {entry.key for entry in world.wide.chain(key)}
-    world.check(mine)
-
-
-def test_a_list_that_a_finaliser_replaces_is_read_whole() -> None:
-    core = StateCore()
-    table = StateTable(core, value=("list", "long"), max_parallelism=1)
-    other = StateTable(core, value="long", max_parallelism=1)
-    numbers = itertools.count()
-    kept: list[Any] = []  # so that the interpreter has no old list to give out for a new one
-
-    def replace() -> None:
-        number = next(numbers)
-        table.remove(2)
-        table.remove(1)
-        for _ in range(number % 300 + 1):
-            table.append(2, -1)  # where the other list has been
-            table.append(1, number)
-        kept.append([])
-        kept.append([])
-
-    table.append(3, 3)  # so that the map keeps its memory
-    for _ in range(100):
-        replace()
-    meddler = Meddler(replace)
-    with meddler.at_work():
-        for turn in range(300):
-            for _ in range(turn % 3):
-                kept.append([])  # so that now one, now another object starts a collection
-            found = table.get(1)
-            kept.append(found)
-            assert found is None or len(set(found)) == 1
-            assert found is None or len(found) == found[0] % 300 + 1
-            other.put(turn, turn)
-    table._check()
-    core._check()
-
-
-# --- batches ---------------------------------------------------------------------------------------------------------
+    drain(core)
+    world.check()
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_batches(world: World, threads: int) -> None:
-    mine: dict[Any, Any] = {}
+def test_batches(threads: int) -> None:
+    world = World(is_exact=True)
     keys = np.arange(6_000)
-    values = np.zeros((len(keys), WIDE), np.uint8)
-    values[:] = np.repeat(keys, 1).view(np.uint8).reshape(-1, 8)[:, np.arange(WIDE) % 8]
+    values = keys.view(np.uint8).reshape(-1, 8)[:, np.arange(WIDE) % 8]
     texts = (np.arange(len(keys) + 1) * 3, np.zeros(3 * len(keys), np.uint8))
     mean = StateTable(world.core, value=17, max_parallelism=1)
+    sums = StateTable(world.core, value="long", max_parallelism=1)
     with world.meddler.at_work():
         for turn in range(3):
             kernels.update_many(world.wide, keys, values, threads=threads)
-            kernels.update_many(world.long, keys, keys + turn, threads=threads)
-            first, sums = reduce_many(
-                world.long, keys, np.ones_like(keys), "sum", threads=threads, return_touched=True
+            kernels.update_many(sums, keys, keys + turn, threads=threads)
+            first, touched = reduce_many(
+                sums, keys, np.ones_like(keys), "sum", threads=threads, return_touched=True
             )
-            assert (sums == keys[first] + turn + 1).all()
-            read, found = kernels.get_many(world.long, keys, threads=threads)
+            assert (touched == keys[first] + turn + 1).all()
+            read, found = kernels.get_many(sums, keys, threads=threads)
             assert found.all()
             assert (read == keys + turn + 1).all()
             first, accumulated = adding_kernels.add_many(
@@ -304,35 +160,34 @@ def test_batches(world: World, threads: int) -> None:
             assert (np.diff(offsets) == 3).all()
             with pytest.raises(OverflowError, match="position 3"):
                 reduce_many(
-                    world.long, keys, np.where(keys == 3, np.iinfo(np.int64).max, 1), "sum", threads=threads
+                    sums, keys, np.where(keys == 3, np.iinfo(np.int64).max, 1), "sum", threads=threads
                 )
     for key in range(len(keys)):
-        mine["wide", key] = values[key].tobytes()
-        mine["long", key] = key + 3
-        mine["map", key, key % 3] = b"\0\0\0"
+        world.mine["wide", key] = values[key].tobytes()
+        world.mine["map", key, key % 3] = b"\0\0\0"
     for key in range(500):
-        mine["list", key] = [key] * 3
-    world.check(mine)
+        world.mine["list", key] = [key] * 3
+    world.check()
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_byte_batches_and_changes(world: World, threads: int) -> None:
-    n = 5_000
+def test_byte_batches_and_changes(threads: int) -> None:
+    core, n = StateCore(), 5_000
     offsets, data = np.arange(n + 1) * 4, np.arange(n, dtype=np.int32).view(np.uint8)
-    table = StateTable(world.core, key="bytes", value="bytes", max_parallelism=4, initial_capacity=4)
-    other = StateTable(world.core, value="bytes", max_parallelism=1)
+    table = StateTable(core, key="bytes", value="bytes", max_parallelism=4, initial_capacity=4)
+    other = StateTable(core, value="bytes", max_parallelism=1)
+    numbers = itertools.count()
 
     def act() -> None:
-        number = next(world.numbers)
+        number = next(numbers)
         other.put(number % 50, b"y" * (number % 3_000))
         other.remove(number * 7 % 50)
         table.put(b"finaliser %d" % (number % 90), b"z" * (number % 5_000))
         table.remove(b"finaliser %d" % (number * 3 % 90))
 
-    meddler = Meddler(act)
-    with meddler.at_work():
+    with Meddler(act).at_work():
         for _ in range(5):
-            mark = world.core.mark()
+            mark = core.mark()
             kernels.update_many(table, (offsets, data), (offsets, data), threads=threads)
             (ends, read), found = kernels.get_many(table, (offsets, data), threads=threads)
             assert found.all()
@@ -343,40 +198,19 @@ def test_byte_batches_and_changes(world: World, threads: int) -> None:
                 rows = changes.changed_entries(table, mark)
                 rows.take(rows.is_live).columns()
             kernels.remove_many(table, (offsets, data), threads=threads)
-            world.core.release(mark)
-    drain(world.core)
+            core.release(mark)
+    drain(core)
     table._check()
     other._check()
     assert {key for key in (entry.key for entry in table) if not key.startswith(b"finaliser")} == set()
 
 
-def test_memory_that_is_given_back(world: World) -> None:
-    keys = np.arange(20_000)
-    values = np.zeros((len(keys), WIDE), np.uint8)
-    with world.meddler.at_work():
-        for _ in range(2):
-            kernels.update_many(world.wide, keys, values)
-            kernels.remove_many(world.wide, keys)
-            drain(world.core)
-            world.core.arena.trim()
-            for array in world.core.arena.memory():
-                assert array.nbytes == 1 << 21
-    world.check({})
-
-
 # --- interrupts -------------------------------------------------------------------------------------------------
-
-
-def in_a_process_of_its_own(program: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_growing_table_runs_no_python() -> None:
     """So that no signal handler runs halfway: what it raises would be lost, or taken for a lack of memory."""
-    in_a_process_of_its_own("""
+    program = """
         import sys
         import threading
         from statebackend._core.tables.state_core import StateCore
@@ -401,11 +235,12 @@ def test_a_growing_table_runs_no_python() -> None:
         assert core.arena.usage()["extent_bytes"] == 0
         table._check()
         core._check()
-    """)
+    """
+    assert run(textwrap.dedent(program)).stderr == ""
 
 
 def test_an_interrupt_is_neither_lost_nor_a_lack_of_memory() -> None:
-    in_a_process_of_its_own("""
+    program = """
         import signal
         from statebackend._core.tables.state_core import StateCore
         from statebackend._core.core_probe import StateTable
@@ -437,7 +272,8 @@ def test_an_interrupt_is_neither_lost_nor_a_lack_of_memory() -> None:
         core._check()
         for key in range(3_000):
             assert table.get(key) == bytes(60_000) or (key in unknown and table.get(key) is None)
-    """)
+    """
+    assert run(textwrap.dedent(program)).stderr == ""
 
 
 @pytest.mark.parametrize("at", range(3))
@@ -468,29 +304,22 @@ def test_an_interrupt_while_threads_are_called_refuses_the_batch_whole(
 # --- the end ----------------------------------------------------------------------------------------------------
 
 
-ENDS = """
-    import gc
-    import sys
-    import threading
-    from statebackend._core.memory.arena import live_counters
-    from statebackend._core.tables.state_core import StateCore
-    from statebackend._core.core_probe import StateTable
+def test_a_backend_that_is_closed_ends_once() -> None:
+    """Dropping its objects runs finalisers, which release the last view or close it again, on this thread or others."""
+    program = """
+        import gc
+        import threading
+        from statebackend._core.memory.arena import live_counters
+        from statebackend._core.tables.state_core import StateCore
+        from statebackend._core.core_probe import StateTable
 
-    class Ends:
-        def __init__(self, act):
-            self.act = act
-        def __del__(self):
-            acts.append(self.act)
-            self.act()
+        class Ends:
+            def __init__(self, act):
+                self.act = act
 
-    acts = []
-    for _ in range(20):
-        core = StateCore()
-        tables = [StateTable(core, value=value, max_parallelism=1) for value in ("object", "long", ("list", "object"))]
-        for table in tables[:2]:
-            for key in range(3_000):
-                table.put(key, key)
-        views = [core.snapshot() for _ in range(3)]
+            def __del__(self):
+                acts.append(self.act)
+                self.act()
 
         def in_a_thread(function):
             thread = threading.Thread(target=function)
@@ -501,47 +330,50 @@ ENDS = """
             for view in views:
                 view.release()
 
-        def act():
-            {act}
-
-        for key in range(3_000, 3_050):
-            tables[0].put(key, Ends(act))
-            tables[2].append(key, Ends(act))
-        mark = core.mark()
-        for key in range(3_000, 3_050):
-            tables[0].remove(key)
-            tables[2].remove(key)
-        core.release(mark)
-        core.close()
-        release()
-        del table, tables
-        usage = core.arena.usage()
-        assert (usage["run_bytes"], usage["blob_bytes"]) == (0, 0), usage
-        core = views = mark = None
-    assert len(acts) == 2_000
-    gc.collect()
-    assert not any(live_counters().values()), live_counters()
-"""
-
-
-@pytest.mark.parametrize(
-    "act",
-    [
-        "release()",
-        "in_a_thread(release)",
-        "core.close()",
-        "in_a_thread(core.close)",
-        "in_a_thread(views.pop().release) if views else None",
-        "core.close(); release()",
-    ],
-)
-def test_a_backend_that_is_closed_ends_once(act: str) -> None:
-    """Dropping its objects runs finalisers, which release the last view or close it again, on this thread or others."""
-    in_a_process_of_its_own(ENDS.replace("{act}", act))
+        for act in [
+            release,
+            lambda: in_a_thread(release),
+            lambda: core.close(),
+            lambda: in_a_thread(core.close),
+            lambda: in_a_thread(views.pop().release) if views else None,
+            lambda: (core.close(), release()),
+        ]:
+            acts = []
+            for _ in range(4):
+                core = StateCore()
+                tables = [
+                    StateTable(core, value=value, max_parallelism=1)
+                    for value in ("object", "long", ("list", "object"))
+                ]
+                for table in tables[:2]:
+                    for key in range(3_000):
+                        table.put(key, key)
+                views = [core.snapshot() for _ in range(3)]
+                for key in range(3_000, 3_050):
+                    tables[0].put(key, Ends(act))
+                    tables[2].append(key, Ends(act))
+                mark = core.mark()
+                for key in range(3_000, 3_050):
+                    tables[0].remove(key)
+                    tables[2].remove(key)
+                core.release(mark)
+                core.close()
+                release()
+                del table, tables
+                usage = core.arena.usage()
+                assert (usage["run_bytes"], usage["blob_bytes"]) == (0, 0), usage
+                core = views = mark = None
+            assert len(acts) == 400
+            del act
+            acts.clear()
+            gc.collect()
+            assert not any(live_counters().values()), live_counters()
+    """
+    assert run(textwrap.dedent(program)).stderr == ""
 
 
 def test_threads_that_close_and_release_at_once_end_it_once() -> None:
-    in_a_process_of_its_own("""
+    program = """
         import sys
         import threading
         from statebackend._core.tables.state_core import StateCore
@@ -574,4 +406,5 @@ def test_threads_that_close_and_release_at_once_end_it_once() -> None:
             for thread in threads:
                 thread.join()
             assert core.arena.usage()["run_bytes"] == 0
-    """)
+    """
+    assert run(textwrap.dedent(program)).stderr == ""
