@@ -22,6 +22,7 @@ def descriptors(**options: Any) -> list[Any]:
     made = [
         sb.ValueStateDescriptor("value", int),
         sb.ValueStateDescriptor("text", str),
+        sb.ValueStateDescriptor("object", sb.types.PICKLE),
         sb.ListStateDescriptor("list", int),
         sb.MapStateDescriptor("map", str, str),
         sb.ReducingStateDescriptor("reducing", "sum", int),
@@ -36,7 +37,7 @@ def write(state: Any, now: int) -> None:
         state.put("a", "x" * 50)
         state.put(str(now % 3), "y")
     elif kind == "value":
-        state.update(now if name == "value" else "x" * 100)
+        state.update({"value": now, "text": "x" * 100, "object": (now,)}[name])
     else:
         state.add(now)
 
@@ -89,6 +90,7 @@ class Day:
         self.store.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pace", PACES, ids=lambda each: f"{each[0]} keys a minute")
 @pytest.mark.parametrize("descriptor", descriptors(), ids=lambda each: each.name)
 def test_default_settings_hold_memory_flat_under_traffic(
@@ -112,6 +114,7 @@ def test_default_settings_hold_memory_flat_under_traffic(
     day.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pace", PACES, ids=lambda each: f"{each[0]} keys a minute")
 @pytest.mark.parametrize("descriptor", descriptors(cleanup_idle=True), ids=lambda each: each.name)
 def test_idle_cleanup_empties_memory_when_traffic_ends(

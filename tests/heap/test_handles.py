@@ -1,4 +1,4 @@
-"""What handles remember, and what happens when the user's code calls back into them."""
+"""What handles remember, what finalisers find, and how objects and iterators of states behave."""
 
 from __future__ import annotations
 
@@ -18,16 +18,12 @@ from statebackend._core.core_probe import rows_in
 from statebackend._core.memory import arena
 from statebackend.backends import available_backends
 from statebackend.backends.heap import HeapBackend
-from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
+from statebackend.errors import ClosedError, SerializationTypeError
 from statebackend.keys import VOID
-from statebackend.keys.key_groups import KeyGroupRange
 from statebackend.state import (
-    AggregateFunction,
-    AggregatingStateDescriptor,
     FoldingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
-    ReducingStateDescriptor,
     ValueStateDescriptor,
 )
 from statebackend.state.ttl import StateTtlConfig
@@ -36,9 +32,6 @@ from statebackend.testing import ManualClock
 pytestmark = pytest.mark.checked
 
 PICKLE = t.PICKLE
-released_build_only = pytest.mark.skipif(
-    arena.is_checked_build(), reason="the checked build refuses calls from inside a call"
-)
 
 
 @pytest.fixture
@@ -77,6 +70,12 @@ def test_what_a_handle_remembers_holds_through_everything_that_moves_entries(
         elif action < 28:
             state.clear()
             model.pop(at, None)
+        elif action == 28:
+            state.update_many([where[0], 1], [step, step] if number == 0 else ["text", f"text {step}"])
+            model[at], model[number, 1, where[1]] = (step, step) if number == 0 else ("text", f"text {step}")
+        elif action == 29:
+            state.clear_many([where[0]])
+            model.pop(at, None)
         elif action < 34:
             where = (rng.randrange(300), where[1])
             keyed.set_current_key(where[0])
@@ -105,71 +104,6 @@ def test_what_a_handle_remembers_holds_through_everything_that_moves_entries(
     assert keyed.num_entries() == len(model)
 
 
-def test_a_batch_between_two_calls_is_seen(keyed: Any) -> None:
-    state = keyed.get_value_state(ValueStateDescriptor("s", int))
-    state.update(1)
-    state.update_many([1, 2], [10, 20])
-    assert state.value() == 10
-    state.clear_many([1])
-    assert state.value() is None
-    state.update(3)
-    assert state.get_many([1]).to_pylist() == [3]
-
-
-def test_reads_of_a_growing_map_move_entries_and_find_them(keyed: Any) -> None:
-    state = keyed.get_value_state(ValueStateDescriptor("s", int))
-    view = None
-    for key in range(5_000):
-        keyed.set_current_key(key)
-        state.update(key)
-        if key == 3_000:
-            view = keyed.core.snapshot()
-        other = key * 7919 % (key + 1)
-        keyed.set_current_key(other)
-        assert state.value() == other
-        state.update(other)
-        assert state.value() == other
-    assert view is not None
-    assert len(rows_in(view, state.plain)) == 3_001
-    view.release()
-    state.plain._check()
-
-
-# --- functions that call back ----------------------------------------------------------------------------------------
-
-
-class Calling(AggregateFunction):
-    """Sums, and calls something before it does."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
-
-    def create_accumulator(self) -> Any:
-        return 0
-
-    def add(self, value: Any, accumulator: Any) -> Any:
-        self._call()
-        return accumulator + value
-
-    def get_result(self, accumulator: Any) -> Any:
-        return accumulator
-
-    def merge(self, a: Any, b: Any) -> Any:
-        return a + b
-
-
-def adding_states(keyed: Any, call: Callable[[], Any]) -> list[Any]:
-    def add(old: int, new: int) -> int:
-        call()
-        return old + new
-
-    return [
-        keyed.get_reducing_state(ReducingStateDescriptor("reducing", add, int)),
-        keyed.get_aggregating_state(AggregatingStateDescriptor("aggregating", Calling(call), int, int)),
-        keyed.get_folding_state(FoldingStateDescriptor("folding", 0, add, int)),
-    ]
-
-
 # --- finalisers ------------------------------------------------------------------------------------------------------
 
 
@@ -187,22 +121,15 @@ class Ends:
         return Ends(self.act)
 
 
-ENDINGS: dict[str, Callable[[Any, Any], Any]] = {
-    "value-update": lambda keyed, end: keyed.get_value_state(ValueStateDescriptor("v", PICKLE)).update(end),
-    "map-put": lambda keyed, end: keyed.get_map_state(MapStateDescriptor("m", int, PICKLE)).put(1, end),
-    "list-update": lambda keyed, end: keyed.get_list_state(ListStateDescriptor("l", PICKLE)).update(
-        [end, end]
-    ),
-}
-AWAY: dict[str, Callable[[Any], Any]] = {
-    "value-update": lambda keyed: keyed.get_value_state(ValueStateDescriptor("v", PICKLE)).update(1),
-    "map-put": lambda keyed: keyed.get_map_state(MapStateDescriptor("m", int, PICKLE)).put(1, 1),
-    "list-update": lambda keyed: keyed.get_list_state(ListStateDescriptor("l", PICKLE)).update([1]),
+STORES: dict[str, Callable[[Any, Any], None]] = {
+    "value": lambda keyed, thing: keyed.get_state(ValueStateDescriptor("v", PICKLE)).update(thing),
+    "map": lambda keyed, thing: keyed.get_state(MapStateDescriptor("m", int, PICKLE)).put(1, thing),
+    "list": lambda keyed, thing: keyed.get_state(ListStateDescriptor("l", PICKLE)).update([thing, thing]),
 }
 
 
-@released_build_only
-@pytest.mark.parametrize("what", ENDINGS)
+@pytest.mark.skipif(arena.is_checked_build(), reason="the checked build refuses calls from inside a call")
+@pytest.mark.parametrize("what", STORES)
 @pytest.mark.parametrize("how", ["overwrite", "clear_key", "rollback", "close"])
 @pytest.mark.parametrize("act", ["other key", "same place", "close", "clear all"])
 def test_finalisers_may_do_anything(what: str, how: str, act: str) -> None:
@@ -220,7 +147,7 @@ def test_finalisers_may_do_anything(what: str, how: str, act: str) -> None:
             numbers.update(7)
         elif act == "same place":
             keyed.set_current_key(1)
-            AWAY[what](keyed)
+            STORES[what](keyed, 1)
         else:
             for key in range(20):
                 keyed.set_current_key(key)
@@ -228,14 +155,14 @@ def test_finalisers_may_do_anything(what: str, how: str, act: str) -> None:
 
     for key in range(20):
         keyed.set_current_key(key)
-        ENDINGS[what](keyed, 0)
+        STORES[what](keyed, 0)
     keyed.set_current_key(1)
     mark = keyed.mark() if how == "rollback" else None
-    ENDINGS[what](keyed, Ends(end))
+    STORES[what](keyed, Ends(end))
     assert not ended
     try:
         if how == "overwrite":
-            AWAY[what](keyed)
+            STORES[what](keyed, 1)
         elif how == "clear_key":
             keyed.clear_key()
         elif how == "rollback":
@@ -289,76 +216,61 @@ def test_a_change_that_is_stored_is_undone_with_its_batch(keyed: Any, kind: str)
         old.append(new)
         return old
 
-    state = keyed.get_state(
-        {
-            "value": ValueStateDescriptor("s", PICKLE),
-            "map": MapStateDescriptor("s", int, PICKLE),
-            "list": ListStateDescriptor("s", PICKLE),
-            "folding": FoldingStateDescriptor("s", [], append, PICKLE),
-        }[kind]
-    )
-
-    def read() -> Any:
-        if kind == "value":
-            return state.value()
-        if kind == "map":
-            return state.get(1)
-        return state.get()
-
-    def change(number: int) -> None:
-        if kind == "folding":
-            state.add(number)
-            return
-        things = read()
-        if kind == "list":
-            things[0].append(number)
-        else:
-            things.append(number)
-        if kind == "map":
-            state.put(1, things)
-        else:
-            state.update(things)
-
-    if kind != "folding":
-        state.update([[0]] if kind == "list" else [0]) if kind != "map" else state.put(1, [0])
-    else:
-        state.add(0)
-    before = repr(read())
+    descriptor, read, change = {
+        "value": (
+            ValueStateDescriptor("s", PICKLE),
+            lambda: state.value(),
+            lambda number: state.update(append(state.value() or [], number)),
+        ),
+        "map": (
+            MapStateDescriptor("s", int, PICKLE),
+            lambda: state.get(1),
+            lambda number: state.put(1, append(state.get(1) or [], number)),
+        ),
+        "list": (
+            ListStateDescriptor("s", PICKLE),
+            lambda: state.get()[0],
+            lambda number: state.update([append(next(iter(state.get()), []), number)]),
+        ),
+        "folding": (
+            FoldingStateDescriptor("s", [], append, PICKLE),
+            lambda: state.get(),
+            lambda number: state.add(number),
+        ),
+    }[kind]
+    state: Any = keyed.get_state(descriptor)
+    change(0)
     for _ in range(2):
         mark, view = keyed.mark(), keyed.core.snapshot()
         for number in (1, 2):
             change(number)
+        assert read() == [0, 1, 2]
         table = state.plain_map.entries if kind == "map" else state.plain
-        assert next(iter(rows_in(view, table).values())) == ([[0]] if kind == "list" else [0])
+        assert list(rows_in(view, table).values()) == [[[0]] if kind == "list" else [0]]
         keyed.rollback(mark)
         keyed.release(mark)
         view.release()
-        assert repr(read()) == before
+        assert read() == [0]
 
 
 # --- iterators -------------------------------------------------------------------------------------------------------
 
 
-def test_a_list_that_comes_back_the_same_is_another(keyed: Any) -> None:
-    state = keyed.get_list_state(ListStateDescriptor("l", int))
-    state.update([1, 2, 3])
-    steps = iter(state)
-    next(steps)
-    state.clear()
-    state.update([1, 2, 3])
-    with pytest.raises(RuntimeError):
-        next(steps)
-
-
-def test_a_map_that_comes_back_the_same_is_another(keyed: Any) -> None:
-    state = keyed.get_map_state(MapStateDescriptor("m", int, int))
-    state.put_all({1: 1, 2: 2})
-    steps = state.items()
-    next(steps)
-    state.clear()
-    state.put_all({1: 1, 2: 2})
-    with pytest.raises(RuntimeError):
-        next(steps)
+def test_what_comes_back_the_same_is_another(keyed: Any) -> None:
+    words = keyed.get_list_state(ListStateDescriptor("l", int))
+    counts = keyed.get_map_state(MapStateDescriptor("m", int, int))
+    for fill, steps in (
+        (lambda: words.update([1, 2, 3]), lambda: iter(words)),
+        (lambda: counts.put_all({1: 1, 2: 2}), lambda: counts.items()),
+    ):
+        fill()
+        iterator = steps()
+        next(iterator)
+        words.clear()
+        counts.clear()
+        fill()
+        with pytest.raises(RuntimeError):
+            next(iterator)
 
 
 @pytest.mark.parametrize("declared", [t.LONG, t.STRING, PICKLE, t.LIST(t.LONG)], ids=repr)
@@ -386,20 +298,6 @@ def test_iterators_go_on_while_everything_else_changes(keyed: Any, declared: t.T
             keyed.mark()
     assert seen == samples
     assert pairs == [(str(n), sample) for n, sample in enumerate(samples)]
-
-
-def test_iterators_outlive_nothing(keyed: Any) -> None:
-    words = keyed.get_list_state(ListStateDescriptor("l", str))
-    counts = keyed.get_map_state(MapStateDescriptor("m", str, str).enable_time_to_live(StateTtlConfig(1000)))
-    words.update(["a", "b"])
-    counts.put_all({"a": "x", "b": "y"})
-    steps = [iter(words), counts.items(), counts.keys()]
-    for each in steps:
-        next(each)
-    keyed.close()
-    for each in steps:
-        with pytest.raises(ClosedError):
-            next(each)
 
 
 def test_a_map_expires_under_an_iterator_of_another_key() -> None:
@@ -477,36 +375,6 @@ def test_integer_keys_at_the_ends_of_their_widths() -> None:
             assert keyed.current_key == -1
 
 
-# --- keys ---
-
-
-def test_keys_of_other_instances_may_lie_ahead() -> None:
-    part = KeyGroupRange(3, 3)
-    with HeapBackend().create_keyed_backend(int, max_parallelism=8, key_group_range=part) as keyed:
-        state = keyed.get_value_state(ValueStateDescriptor("s", int))
-        own = 0
-        run = keyed.each(range(10**9, 10**9 + 4_000))
-        while True:
-            try:
-                key = next(run)
-            except KeyGroupError:
-                continue
-            except StopIteration:
-                break
-            state.update(key)
-            own += 1
-        assert keyed.num_entries() == own > 0
-
-
-def test_a_failed_key_leaves_the_old_one(keyed: Any) -> None:
-    state = keyed.get_value_state(ValueStateDescriptor("s", int))
-    state.update(5)
-    for wrong in ("x", None, 1.5, 2**70):
-        with pytest.raises((SerializationTypeError, OverflowError)):
-            keyed.set_current_key(wrong)
-        assert state.value() == 5
-
-
 def test_text_keys_live_as_long_as_they_are_current() -> None:
     with HeapBackend().create_keyed_backend(str) as keyed:
         state = keyed.get_value_state(ValueStateDescriptor("s", int))
@@ -568,14 +436,6 @@ def test_metrics_say_what_each_state_takes(keyed: Any) -> None:
     view.release()
 
 
-def test_a_mark_of_another_backend_changes_nothing(keyed: Any) -> None:
-    state = keyed.get_value_state(ValueStateDescriptor("s", int))
-    state.update(1)
-    with HeapBackend().create_keyed_backend(int) as other, pytest.raises(UsageError):
-        keyed.rollback(other.mark())
-    assert state.value() == 1
-
-
 def test_a_backend_that_nobody_holds_goes_with_its_handles_and_iterators() -> None:
     keyed: Any = HeapBackend().create_keyed_backend(int)
     keyed.set_current_key(1)
@@ -605,51 +465,4 @@ def test_a_map_with_a_time_to_live_that_nothing_was_put_into_is_empty(visible: A
     keyed.set_current_key(1)
     for walk in (state.items, state.keys, state.values):
         assert list(walk()) == []
-    keyed.close()
-
-
-@released_build_only
-@pytest.mark.parametrize("ttl", [None, 10_000_000])
-@pytest.mark.parametrize(
-    ("act", "becomes"), [("nothing", [1, 2, 3]), ("clear", []), ("add", [1, 2, 3, 99]), ("other key", [7])]
-)
-def test_a_finaliser_changes_a_list_while_that_for_its_elements_is_made(
-    ttl: int | None, act: str, becomes: list[int]
-) -> None:
-    """Also when it has used the same handle last."""
-    descriptor = ListStateDescriptor("l", int)
-    if ttl is not None:
-        descriptor.enable_time_to_live(StateTtlConfig(ttl))
-    keyed = HeapBackend().create_keyed_backend(int)
-    state = keyed.get_list_state(descriptor)
-    for key, elements in ((2, [7]), (1, [1, 2, 3])):
-        keyed.set_current_key(key)
-        state.add_all(elements)
-
-    def change() -> None:
-        if act == "clear":
-            state.clear()
-        elif act == "add":
-            state.add(99)
-        elif act == "other key":
-            keyed.set_current_key(2)
-        state.exists()  # the handle knows where it is
-
-    thresholds = gc.get_threshold()
-    gc.collect()
-    gc.disable()
-    try:
-        cycle: list[Any] = [Ends(change)]
-        cycle.append(cycle)
-        del cycle
-        assert state.get() == [1, 2, 3]
-        kept = [[] for _ in range(2000)]  # so that the next list is not one that was used before
-        gc.set_threshold(1, 1, 1)
-        gc.enable()
-        found = state.get()
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.enable()
-    assert len(kept) == 2000
-    assert found == becomes
     keyed.close()
