@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from type_strategies import value_types, values_of
 
@@ -64,7 +64,6 @@ def typed_columns(draw: st.DrawFn) -> tuple[t.Type, list[Any]]:
     return declared, draw(st.lists(st.none() | values_of(declared), max_size=12))
 
 
-@settings(max_examples=300, deadline=None)
 @given(typed_columns())
 @example((t.STRING, [None, ""]))
 @example((t.BYTES, [None, b"a"]))

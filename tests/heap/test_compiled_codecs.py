@@ -60,7 +60,7 @@ def test_every_leaf_has_the_serializers_bytes_and_values(ddl: str) -> None:
 
 def test_random_values_of_random_types_have_the_serializers_bytes_and_values(rng: random.Random) -> None:
     left = 0
-    for _ in range(1_500):
+    for _ in range(600):
         declared = random_type(rng, rng.randint(0, 5))
         codec, serializer = type_codec(declared), serializer_for(declared)
         for _ in range(4):
@@ -70,7 +70,7 @@ def test_random_values_of_random_types_have_the_serializers_bytes_and_values(rng
             assert written is None or written == data
             assert repr(codec.decode(data)) == repr(serializer.deserialize(data))
     # Only dicts with keys that may be NaN, and mappings that are no dicts, are left to the serializer.
-    assert 0 < left < 4_500
+    assert 0 < left < 1_800
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_random_keys_have_the_encoders_canonical_forms(rng: random.Random) -> No
             return TYPES.TUPLE(*fields)
         return TYPES.ROW(**{f"k{i}": field for i, field in enumerate(fields)})
 
-    for _ in range(1_000):
+    for _ in range(500):
         declared = key_type(3)
         codec, encoder = type_codec(declared), key_encoder(declared)
         for _ in range(4):

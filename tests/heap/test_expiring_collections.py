@@ -52,7 +52,9 @@ class Running:
 
 def costs_as_much(measure: Callable[[int], float], small: int = SMALL, large: int = LARGE) -> None:
     """A hundred times as many elements make an operation at most three times as slow."""
-    ratios = [measure(large) / min(measure(small) for _ in range(3)) for _ in range(3)]
+    ratios: list[float] = []
+    while not ratios or (min(ratios) > 3 and len(ratios) < 3):
+        ratios.append(measure(large) / min(measure(small) for _ in range(2)))
     assert min(ratios) <= 3, f"{large // small} times as many elements make it {ratios} times as slow"
 
 

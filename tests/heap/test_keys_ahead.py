@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import statebackend as sb
@@ -38,7 +38,6 @@ def composites(draw: st.DrawFn) -> tuple[t.Type, list[tuple[Any, ...]]]:
     return t.TUPLE(*fields), draw(st.lists(key, min_size=1, max_size=8))
 
 
-@settings(max_examples=200, deadline=None)
 @given(composites())
 def test_bytes_of_a_tuple_are_those_of_the_encoder(drawn: tuple[t.Type, list[tuple[Any, ...]]]) -> None:
     declared, keys = drawn

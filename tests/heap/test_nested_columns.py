@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from arrow_layouts import laid_out
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from type_strategies import key_types, scalar_key_types, values_of
 
@@ -131,7 +131,6 @@ def relaid(array: pa.Array, declared: t.Type) -> pa.Array:
     return array
 
 
-@settings(max_examples=250, deadline=None)
 @given(nested_columns())
 @example((t.LIST(t.BOOL), [[True, None] * 9, None, [], [False]]))
 @example((t.LIST(t.LIST(t.LIST(t.LIST(t.LIST(t.STRING))))), [[[[[["a", None], None]]]], None]))
@@ -460,7 +459,6 @@ def key_columns(draw: st.DrawFn) -> tuple[t.Type, list[Any]]:
     return declared, draw(st.lists(values_of(declared), min_size=1, max_size=8))
 
 
-@settings(max_examples=150, deadline=None)
 @given(key_columns())
 def test_composite_keys_have_the_forms_of_single_keys(drawn: tuple[t.Type, list[Any]]) -> None:
     declared, keys = drawn
