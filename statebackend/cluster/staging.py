@@ -32,7 +32,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from statebackend.checkpoint.store.data_files import storing
+from statebackend.checkpoint.files.interface import storing
 from statebackend.cluster.cutting import Cutter
 from statebackend.cluster.pieces import NO_ROOM, Kind, Piece, Tag, Try
 from statebackend.errors import ClosedError, StoreError, UsageError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from statebackend.checkpoint.files import PosixCalls, scheme_of, without_secrets
-from statebackend.checkpoint.store.data_files import storing
+from statebackend.checkpoint.files.interface import storing
 from statebackend.runtime.origin import Identity, plan_identity
 from statebackend.runtime.progress import Json
 

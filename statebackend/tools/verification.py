@@ -13,7 +13,7 @@ from statebackend.checkpoint import Checkpoint, CheckpointReader, CheckpointStor
 from statebackend.checkpoint.files.layout import METADATA
 from statebackend.checkpoint.format import read_data_file
 from statebackend.checkpoint.store.inventory import Inventory
-from statebackend.checkpoint.store.log_state import Key
+from statebackend.checkpoint.store.log import Key
 from statebackend.errors import CorruptCheckpointError, StateBackendError, StoreError, UsageError
 from statebackend.tools.progress import Progress
 from statebackend.tools.tables import OWN_FORMAT

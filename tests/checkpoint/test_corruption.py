@@ -11,9 +11,8 @@ import pytest
 from store_files import commit, write
 
 from statebackend.checkpoint import CheckpointStore, Manifest, Metadata, StateSnapshot, StoredFile
-from statebackend.checkpoint.store.log import Entry
-from statebackend.checkpoint.store.log_state import LogState, Restart, Run, Times
-from statebackend.checkpoint.store.sealed import seal, unseal
+from statebackend.checkpoint.store.log import Entry, LogState, Restart, Run, Times
+from statebackend.checkpoint.store.sealed import parse, seal, unseal
 from statebackend.errors import CorruptCheckpointError, StateBackendError
 
 
@@ -302,7 +301,7 @@ def test_a_newer_version_is_named() -> None:
         Entry.parse(altered(("format",), 3), GOOD.name)
     assert caught.value.code == "CORRUPT_CHECKPOINT.VERSION"
     with pytest.raises(CorruptCheckpointError, match="format 9"):
-        Metadata.parse(seal({"format": 9}), "metadata.json")
+        parse(Metadata, seal({"format": 9}), "metadata.json")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from watched_calls import WatchedCalls
 
 import statebackend as sb
 from statebackend.checkpoint.files import PosixFiles
-from statebackend.checkpoint.store.log import Record
-from statebackend.checkpoint.store.log_state import Key
+from statebackend.checkpoint.store.log import Key, Record
 
 
 def committed(folder: Path, *ids: int) -> sb.CheckpointStore:

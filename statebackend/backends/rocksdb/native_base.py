@@ -35,13 +35,13 @@ from statebackend.backends.rocksdb.native_snapshot import SST, NativeSnapshot
 from statebackend.backends.rocksdb.scratch import Scratch
 from statebackend.backends.rocksdb.snapshots import RocksDbChanges
 from statebackend.checkpoint import DataWriter, StateSnapshot, StoredFile
+from statebackend.checkpoint.files.interface import storing
 from statebackend.checkpoint.format import Section
 from statebackend.checkpoint.keyed import RowSource, StateDescription
 from statebackend.checkpoint.keyed.native_files import NATIVE, NativeRows
 from statebackend.checkpoint.keyed.restored_states import RestoredState, RestoredStates
 from statebackend.checkpoint.keyed.rows import phases
 from statebackend.checkpoint.keyed.snapshot_log import TakenRows, TakenStates
-from statebackend.checkpoint.store.data_files import storing
 from statebackend.keys import KeyGroupRange
 from statebackend.state import timer_state
 

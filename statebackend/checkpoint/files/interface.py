@@ -1,16 +1,61 @@
 """The interface between a store and the place where its files lie.
 
-Names are relative to the root of the store, with slashes. System errors come as `OSError`; the caller adds what it was
-doing.
+Names are relative to the root of the store, with slashes. System errors are `OSError`; with `storing`, the caller adds
+the action that failed.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
+
+from statebackend.errors import StoreError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: Up to this number, calls run one after the other: a thread costs more than a request to a local disk.
+_FEW = 8
+_THREADS = 32
+
+
+@contextmanager
+def storing(
+    doing: str, *, hint: str | None = None, missing: Callable[[], Exception] | None = None
+) -> Iterator[None]:
+    """Turn an `OSError` of the system into a `StoreError` that names the action that failed.
+
+    ``missing`` makes the error for a file that does not exist.
+
+    >>> with storing("writing data/3/a.arrow"):
+    ...     raise OSError("gone")
+    Traceback (most recent call last):
+    statebackend.errors.StoreError: the store cannot go on: gone (writing data/3/a.arrow) [STORE]
+    """
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        if missing is not None and isinstance(error, FileNotFoundError):
+            raise missing() from error
+        raise StoreError.of(error, doing, hint=hint) from error
+
+
+def at_once(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Call a function for each item, from several threads if there are many; return the results in order.
+
+    If calls raise, the first error is raised here, when all others have ended.
+    """
+    if len(items) <= _FEW:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(min(_THREADS, len(items))) as pool:
+        return list(pool.map(call, items))
 
 
 class Buffer(Protocol):

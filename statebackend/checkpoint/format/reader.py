@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from statebackend.checkpoint.files.interface import storing
 from statebackend.checkpoint.format.index import (
     ARROW_MAGIC,
     ARROW_TAIL,
@@ -19,7 +20,6 @@ from statebackend.checkpoint.format.index import (
     StateColumns,
     Trailer,
 )
-from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange

@@ -9,15 +9,13 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import pyarrow as pa
 
 from statebackend.checkpoint.files import FileSink, StoreFiles
-from statebackend.checkpoint.files.interface import Buffer
+from statebackend.checkpoint.files.interface import Buffer, storing
 from statebackend.checkpoint.files.layout import data_folder
 from statebackend.checkpoint.store.encryption import EncryptedBlocks, Encryption
 from statebackend.checkpoint.store.manifest import FILE_KINDS, StoredFile
@@ -34,23 +32,6 @@ _SUFFIX_LENGTH = 24
 #: A paced file is made durable in steps of so many bytes, with a rest after each that is as long as the step took. So
 #: at most half of the disk's bandwidth goes into it, and no sync of a batch waits long behind it.
 _STEP = 8 << 20
-
-
-@contextmanager
-def storing(doing: str, *, hint: str | None = None) -> Iterator[None]:
-    """Turn an `OSError` of the system into a `StoreError` that names the action that failed.
-
-    >>> with storing("writing data/3/a.arrow"):
-    ...     raise OSError("gone")
-    Traceback (most recent call last):
-    statebackend.errors.StoreError: the store cannot go on: gone (writing data/3/a.arrow) [STORE]
-    """
-    try:
-        yield
-    except StoreError:
-        raise
-    except OSError as error:
-        raise StoreError.of(error, doing, hint=hint) from error
 
 
 class DataFile(io.RawIOBase):
@@ -278,28 +259,20 @@ class DataWriter:
         described = StoredFile(name, kind, 0, 0, key_groups, label)  # says now what does not fit
         with self._lock:
             self._check_not_aborted()
-            try:
-                with storing(f"creating {name}"):
-                    sink = self._files.create(name)
-                    file = DataFile(
-                        self,
-                        sink,
-                        name,
-                        described,
-                        is_paced=self.checkpoint_id is None,
-                        encryption=self._encryption,
-                    )
-            except StoreError as error:
-                if isinstance(error.__cause__, FileNotFoundError):
-                    raise CommitConflictError(
-                        "the store has been opened by another writer",
-                        detail=f"epoch {self.epoch} is over, {self._files.uri}",
-                        hint="one query writes to a store; open it again to take it over",
-                    ) from error
-                raise
+            with storing(f"creating {name}", missing=self._fenced):
+                sink = self._files.create(name)
+            is_paced = self.checkpoint_id is None
+            file = DataFile(self, sink, name, described, is_paced=is_paced, encryption=self._encryption)
             self._open.add(file)
             self._made[name] = False
         return file
+
+    def _fenced(self) -> CommitConflictError:
+        return CommitConflictError(
+            "the store has been opened by another writer",
+            detail=f"epoch {self.epoch} is over, {self._files.uri}",
+            hint="one query writes to a store; open it again to take it over",
+        )
 
     def add(
         self,
@@ -446,22 +419,3 @@ class DataWriter:
         except OSError as error:
             _log.warning("a file of an aborted snapshot stays until the store is next opened: %s", error)
         self._check_not_aborted()
-
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-#: So many are done one after the other: a thread costs more than a request to a local disk.
-_FEW = 8
-_THREADS = 32
-
-
-def at_once(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Call a function for each item, from several threads if there are many; its results in order.
-
-    If calls raise, the first error is raised here, when all others have ended.
-    """
-    if len(items) <= _FEW:
-        return [call(item) for item in items]
-    with ThreadPoolExecutor(min(_THREADS, len(items))) as pool:
-        return list(pool.map(call, items))

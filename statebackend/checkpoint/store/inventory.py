@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from statebackend.checkpoint.files.interface import storing
 from statebackend.checkpoint.files.layout import (
     CHECKPOINTS,
     DATA,
@@ -12,10 +13,15 @@ from statebackend.checkpoint.files.layout import (
     is_data_file,
     parse_entry_name,
 )
-from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.encryption import Encryption
-from statebackend.checkpoint.store.log import Log, check_same_store, read_entry, read_log, required_metadata
-from statebackend.checkpoint.store.log_state import Key
+from statebackend.checkpoint.store.log import (
+    Key,
+    Log,
+    check_same_store,
+    read_entry,
+    read_log,
+    required_metadata,
+)
 from statebackend.checkpoint.store.metadata import Metadata
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.errors import CorruptCheckpointError

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from enum import Enum
-from typing import NamedTuple
 
 from statebackend.checkpoint.files import StoreFiles
-from statebackend.checkpoint.files.interface import Fenced, Taken
+from statebackend.checkpoint.files.interface import Fenced, Taken, storing
 from statebackend.checkpoint.files.layout import METADATA, data_folder
-from statebackend.checkpoint.store.data_files import storing
-from statebackend.checkpoint.store.log import Entry, Log, Record, read_log, read_metadata, without_metadata
-from statebackend.checkpoint.store.log_state import LogState
+from statebackend.checkpoint.store.log import (
+    Entry,
+    Log,
+    LogState,
+    Record,
+    read_log,
+    read_metadata,
+    without_metadata,
+)
 from statebackend.checkpoint.store.manifest import Manifest
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
 from statebackend.checkpoint.store.sealed import seal
@@ -27,34 +31,9 @@ from statebackend.errors import (
     UsageError,
 )
 
-
-class Reason(Enum):
-    """Why a writer can write no more."""
-
-    #: Its commits would be refused, and its files may be gone.
-    FENCED = "another writer has opened the store"
-    #: A write may or may not have happened; opening the store again shows which.
-    UNKNOWN = "whether a write has happened is not known"
-
-
-class Over(NamedTuple):
-    """The reason, and the error that was raised when it was found."""
-
-    reason: Reason
-    error: CommitConflictError | StoreError
-
-    def again(self) -> CommitConflictError | StoreError:
-        """The same error as a new object: one that is raised twice would collect two tracebacks."""
-        error = self.error
-        again = type(error)(error.message, code=error.code, detail=error.detail)
-        again.hint = error.hint
-        if isinstance(again, StoreError):
-            again.errno = error.errno  # type: ignore[union-attr]
-        return again
-
-
-#: Nobody loses a race this often: then something else is wrong.
+#: A writer that loses this many races in a row has another problem.
 _ATTEMPTS = 100
+_OVERTAKEN = "another writer has opened the store"
 _AT_THE_SAME_TIME = "another writer has opened the store at the same time"
 
 
@@ -67,8 +46,8 @@ class LogWriter:
         self._process: int | None = None
         self._metadata: Metadata | None = None
         self._log = Log(0, LogState("0" * 32), ())
-        #: Why this writer can write no more; None while it can.
-        self._over: Over | None = None
+        #: The error that ended this writer: a conflict, or a write of unknown outcome. None while it can write.
+        self._over: CommitConflictError | StoreError | None = None
 
     # --- what it knows ---
 
@@ -84,8 +63,8 @@ class LogWriter:
 
     @property
     def is_unknown(self) -> bool:
-        """True if it is over because nobody knows whether its last entry is there."""
-        return self._over is not None and self._over.reason is Reason.UNKNOWN
+        """True if it is over because the outcome of its last write is not known; opening the store again shows it."""
+        return isinstance(self._over, StoreError)
 
     @property
     def epoch(self) -> int:
@@ -103,7 +82,7 @@ class LogWriter:
                 hint="a forked process opens it itself, or writes with data_writer()",
             )
         if self._over is not None:
-            raise self._over.again() from self._over.error
+            raise _again(self._over) from self._over
         return self._epoch
 
     @property
@@ -207,11 +186,11 @@ class LogWriter:
             with storing(f"writing {METADATA}"):
                 self._files.publish(METADATA, seal(wanted.to_json()), epoch)
         except Fenced:
-            raise self._conflict(Reason.FENCED.value) from None
+            raise self._conflict(_OVERTAKEN) from None
         except Taken:
             existing = read_metadata(self._files)
             if existing is None:
-                raise self._conflict(Reason.FENCED.value) from None
+                raise self._conflict(_OVERTAKEN) from None
             return existing
         return wanted
 
@@ -250,11 +229,7 @@ class LogWriter:
 
         With ``names_new_files``, the names in the folder of this epoch are made durable first.
         """
-        epoch = self.epoch
-        entry = Entry(kind, self.next_sequence, epoch, self.metadata.store, state, manifest, record)
-        self._append(entry, doing, names_new_files=names_new_files)
-
-    def _append(self, entry: Entry, doing: str, *, names_new_files: bool = False) -> None:
+        entry = Entry(kind, self.next_sequence, self.epoch, self.metadata.store, state, manifest, record)
         self._publish(entry.name, entry.sealed(), doing, names_new_files=names_new_files)
         self._log = self._log._replace(sequence=entry.sequence, state=entry.state)
 
@@ -268,7 +243,7 @@ class LogWriter:
             detail=detail,
             hint="open the store again for writing, and look",
         )
-        self._over = Over(Reason.UNKNOWN, unknown)
+        self._over = unknown
         try:
             if names_new_files:
                 # After a failed sync of a folder, another one would not tell what has become of its names.
@@ -278,12 +253,12 @@ class LogWriter:
         except (Fenced, Taken):
             raise self.fenced() from None
         except StoreError as error:
-            self._over = Over(Reason.UNKNOWN, error)
+            self._over = error
             with suppress(OSError):
                 if not self._files.holds(epoch, self.next_sequence):
                     # A newer writer has removed the folder.
                     self.fenced()
-            raise self._over.error from error.__cause__
+            raise self._over from error.__cause__
         except OSError as error:
             if getattr(error, "unknown", False):
                 unknown.errno = error.errno
@@ -312,8 +287,7 @@ class LogWriter:
 
     def fenced(self) -> CommitConflictError:
         """Note that a newer writer has taken the store, and return the error that says so."""
-        error = self._conflict(Reason.FENCED.value)
-        self._over = Over(Reason.FENCED, error)
+        error = self._over = self._conflict(_OVERTAKEN)
         return error
 
     def _conflict(self, message: str) -> CommitConflictError:
@@ -330,6 +304,14 @@ class LogWriter:
         if self._epoch is not None and self._process == os.getpid():
             self._files.release(self._epoch)
         self._epoch = None
+
+
+def _again(error: CommitConflictError | StoreError) -> CommitConflictError | StoreError:
+    """The same error as a new object: an error that is raised twice would collect two tracebacks."""
+    again = type(error)(error.message, code=error.code, detail=error.detail, hint=error.hint)
+    if isinstance(again, StoreError):
+        again.errno = error.errno  # type: ignore[union-attr]
+    return again
 
 
 def conflict(message: str, uri: str) -> CommitConflictError:

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from statebackend.checkpoint.files.layout import data_epoch, entry_name, is_data_file
+from statebackend.checkpoint.files import StoreFiles
+from statebackend.checkpoint.files.interface import at_once, storing
+from statebackend.checkpoint.files.layout import data_epoch, data_folder, entry_name, is_data_file
 from statebackend.checkpoint.store.metadata import STORE_ID
 from statebackend.checkpoint.store.sealed import (
+    FORMAT,
     Checked,
     JsonObject,
     Malformed,
+    crc32c,
     from_json,
     groups_json,
     groups_of,
@@ -27,9 +34,14 @@ from statebackend.checkpoint.store.sealed import (
     made,
     match,
     members_of,
+    parse,
+    seal,
     time_of,
 )
+from statebackend.errors import CorruptCheckpointError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
+
+T = TypeVar("T")
 
 FILE_KINDS = ("base", "delta", "sst", "operator", "output", "manifest")
 #: The name of the output that a function gives its rows to without naming one.
@@ -207,14 +219,9 @@ class StateSnapshot(Checked):
         )
 
 
-class LoadParts(Protocol):
-    """Reads what lies in files of its own."""
-
-    def snapshot(self, part: StoredFile) -> StateSnapshot:
-        """A snapshot, without the states that lie in another file."""
-
-    def states(self, part: StoredFile) -> CheckedStates:
-        """The descriptions of the states of a snapshot."""
+def snapshots_of(given: Iterable[StateSnapshot | Mapping[str, object]]) -> tuple[StateSnapshot, ...]:
+    """Snapshots, each given as an object or in its JSON form."""
+    return tuple(each if isinstance(each, StateSnapshot) else StateSnapshot.from_json(each) for each in given)
 
 
 @dataclass(frozen=True)
@@ -332,7 +339,7 @@ class Manifest(Checked):
         }
 
     @classmethod
-    def of_entry(cls, members: JsonObject, incarnation: str, load: LoadParts | None) -> Manifest:
+    def of_entry(cls, members: JsonObject, incarnation: str, load: Parts | None) -> Manifest:
         """Read the manifest from the members of a commit; ``load`` reads the parts that lie in files of their own.
 
         Without it, snapshots of which something lies there are left out.
@@ -411,3 +418,158 @@ def _files(files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
 
 def _read_files(data: object) -> tuple[StoredFile, ...]:
     return tuple(StoredFile._read(each) for each in instance(data, list, "files"))
+
+
+#: From this number on, the states of a snapshot are described in a file of their own.
+MANY_STATES = 100
+
+
+class WrittenParts(NamedTuple):
+    """`Manifest.parts` and `Manifest.described`, and the new files among them."""
+
+    parts: tuple[StoredFile | None, ...]
+    described: tuple[StoredFile | None, ...]
+    made: list[StoredFile]
+
+
+class Parts:
+    """Writes and reads the parts of manifests, and remembers the parts of the newest manifest.
+
+    A part is a file, so that a manifest grows with the changes alone. It holds the snapshot of a range of key groups,
+    where there are several, or the descriptions of states, where there are many. The next manifest names it again if it
+    has not changed.
+    """
+
+    def __init__(self, files: StoreFiles) -> None:
+        self._files = files
+        #: The contents that were read, by the names of the files.
+        self._snapshots: dict[str, StateSnapshot] = {}
+        self._states: dict[str, CheckedStates] = {}
+
+    def of(self, snapshots: Sequence[StateSnapshot], before: Manifest | None, epoch: int) -> WrittenParts:
+        """Write the parts of a manifest. Unchanged parts are those of the manifest ``before``."""
+        made: list[StoredFile] = []
+        try:
+            described = self._described(snapshots, before, epoch, made)
+            return WrittenParts(self._parts(snapshots, before, epoch, described, made), described, made)
+        except BaseException:
+            self.remove(made)
+            raise
+
+    def _described(
+        self, snapshots: Sequence[StateSnapshot], before: Manifest | None, epoch: int, made: list[StoredFile]
+    ) -> tuple[StoredFile | None, ...]:
+        known: list[tuple[tuple[object, ...], StoredFile]] = []
+        if before is not None:
+            for each, file in zip(before.snapshots, before.described, strict=True):
+                if file is not None and all(file.name != other.name for _, other in known):
+                    known.append((each.states, file))
+
+        def file_of(snapshot: StateSnapshot) -> StoredFile | None:
+            if len(snapshot.states) < MANY_STATES:
+                return None
+            for states, file in known:
+                if states == snapshot.states:
+                    return file
+            file = self._write("states", snapshot, {"states": list(snapshot.states)}, epoch)
+            made.append(file)
+            known.append((snapshot.states, file))
+            return file
+
+        return tuple(map(file_of, snapshots))
+
+    def _parts(
+        self,
+        snapshots: Sequence[StateSnapshot],
+        before: Manifest | None,
+        epoch: int,
+        described: Sequence[StoredFile | None],
+        made: list[StoredFile],
+    ) -> tuple[StoredFile | None, ...]:
+        if sum(each.key_groups is not None for each in snapshots) < 2:
+            return (None,) * len(snapshots)
+        known = {}
+        if before is not None:
+            known = {
+                each.key_groups: (each, part)
+                for each, part in zip(before.snapshots, before.parts, strict=True)
+                if each.key_groups is not None
+            }
+        parts: list[StoredFile | None] = [None] * len(snapshots)
+        changed: list[int] = []
+        for at, snapshot in enumerate(snapshots):
+            if snapshot.key_groups is not None:
+                same, part = known.get(snapshot.key_groups, (None, None))
+                if same is not None and part is not None and _say_the_same(same, snapshot):
+                    parts[at] = part
+                else:
+                    changed.append(at)
+
+        def write(at: int) -> None:
+            snapshot = snapshots[at]
+            own = snapshot if described[at] is None else dataclasses.replace(snapshot, states=())
+            part = self._write("manifest", snapshot, {"snapshot": own.to_json()}, epoch)
+            parts[at] = dataclasses.replace(part, key_groups=snapshot.key_groups)
+            made.append(part)
+
+        at_once(write, changed)
+        return tuple(parts)
+
+    def remove(self, made: Sequence[StoredFile]) -> None:
+        """Remove parts that no manifest names, as far as that is possible."""
+        for part in made:
+            with suppress(OSError):  # the next opening removes it
+                self._files.remove(part.name)
+
+    def _write(self, what: str, snapshot: StateSnapshot, members: JsonObject, epoch: int) -> StoredFile:
+        base_name = f"{snapshot.checkpoint_id}-{snapshot.subtask_index}-{what}-{secrets.token_hex(8)}.json"
+        name = f"{data_folder(epoch)}/{base_name}"
+        content = seal({"format": FORMAT, **members})
+        with storing(f"writing {name}"):
+            self._files.write(name, content)
+        return StoredFile(name, "manifest", len(content), crc32c(content))
+
+    def snapshot(self, part: StoredFile) -> StateSnapshot:
+        """The snapshot in a part; `CorruptCheckpointError` if it is missing or not as it was written.
+
+        States that are described in a file of their own are left out.
+        """
+        return self._read(part, self._snapshots, StateSnapshot, _snapshot_in)
+
+    def states(self, part: StoredFile) -> CheckedStates:
+        """The descriptions of states in a part; `CorruptCheckpointError` if it is missing or not as it was written."""
+        return self._read(part, self._states, CheckedStates, _states_in)
+
+    def _read(self, part: StoredFile, known: dict[str, T], cls: type[T], read: Callable[[object], T]) -> T:
+        found = known.get(part.name)  # another thread may forget it meanwhile
+        if found is None:
+            found = known[part.name] = parse(cls, self._read_file(part), part.name, read=read)
+        return found
+
+    def keep_only(self, manifest: Manifest) -> None:
+        """Forget what was read of other manifests."""
+        named = {part.name for part in (*manifest.parts, *manifest.described) if part is not None}
+        self._snapshots = {name: each for name, each in list(self._snapshots.items()) if name in named}
+        self._states = {name: each for name, each in list(self._states.items()) if name in named}
+
+    def _read_file(self, part: StoredFile) -> bytes:
+        missing = partial(CorruptCheckpointError, "a file is missing", detail=part.name)
+        with storing(f"reading {part.name}", missing=missing):
+            data = self._files.read(part.name)
+        if (len(data), crc32c(data)) != (part.size, part.checksum):
+            raise CorruptCheckpointError("a file does not match its checksum", detail=part.name)
+        return data
+
+
+def _snapshot_in(content: object) -> StateSnapshot:
+    return StateSnapshot._read(members_of(content, "the part", {"format", "snapshot"})["snapshot"])
+
+
+def _states_in(content: object) -> CheckedStates:
+    states = members_of(content, "the part", {"format", "states"})["states"]
+    return checked_states(instance(states, list, "states"))
+
+
+def _say_the_same(before: StateSnapshot, now: StateSnapshot) -> bool:
+    """Return True if two snapshots differ in their checkpoint and its time alone."""
+    return now == dataclasses.replace(before, checkpoint_id=now.checkpoint_id, now=now.now)

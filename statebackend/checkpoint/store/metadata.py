@@ -16,7 +16,6 @@ from statebackend.checkpoint.store.sealed import (
     made,
     match,
     members_of,
-    parse,
 )
 from statebackend.errors import StateMigrationError, UsageError
 from statebackend.keys import MAX_PARALLELISM
@@ -50,11 +49,6 @@ class Metadata(Checked):
     def to_json(self) -> JsonObject:
         """The content of its file."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
-
-    @classmethod
-    def parse(cls, data: bytes, name: str) -> Metadata:
-        """Read the bytes of the file; `CorruptCheckpointError` if they are not one."""
-        return parse(cls, data, name)
 
     @classmethod
     def _read(cls, data: object) -> Metadata:

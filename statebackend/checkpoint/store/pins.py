@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from statebackend.checkpoint.files import StoreFiles
+from statebackend.checkpoint.files.interface import storing
 from statebackend.checkpoint.files.layout import PINS, is_data_file
-from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.sealed import (
     FORMAT,
     Checked,
@@ -68,11 +68,6 @@ class PinFile(Checked):
             "until": self.until,
             "files": list(self.files),
         }
-
-    @classmethod
-    def parse(cls, data: bytes, name: str) -> PinFile:
-        """Read the bytes of the pin called ``name``; `CorruptCheckpointError` if they are not one."""
-        return parse(cls, data, name)
 
     @classmethod
     def _read(cls, data: object) -> PinFile:
@@ -158,7 +153,7 @@ def held_by_pins(files: StoreFiles, now: float) -> Callable[[str], bool]:
     for base_name in files.names(PINS):
         name = f"{PINS}/{base_name}"
         try:
-            pin = PinFile.parse(files.read(name), name)
+            pin = parse(PinFile, files.read(name), name)
         except FileNotFoundError:
             continue
         except (CorruptCheckpointError, PermissionError):

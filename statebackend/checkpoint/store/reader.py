@@ -6,22 +6,24 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
 
 from statebackend.checkpoint.files import Place, StoreFiles, open_files, without_secrets
+from statebackend.checkpoint.files.interface import storing
 from statebackend.checkpoint.files.layout import METADATA
-from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.encryption import BlockCipher, agreed, check_cipher
 from statebackend.checkpoint.store.log import (
+    Key,
     Log,
     Record,
+    Times,
     check_same_store,
     read_entry,
     read_log,
@@ -29,13 +31,11 @@ from statebackend.checkpoint.store.log import (
     read_metadata,
     required_metadata,
 )
-from statebackend.checkpoint.store.log_state import Key, Times
-from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile
+from statebackend.checkpoint.store.manifest import Manifest, Parts, StateSnapshot, StoredFile, snapshots_of
 from statebackend.checkpoint.store.metadata import Metadata
-from statebackend.checkpoint.store.parts import Parts
 from statebackend.checkpoint.store.pins import Pin
 from statebackend.checkpoint.store.sealed import crc32c
-from statebackend.errors import CorruptCheckpointError, StoreError, UsageError
+from statebackend.errors import CorruptCheckpointError, UsageError
 
 _CHUNK = 4 << 20
 
@@ -103,16 +103,10 @@ class Checkpoint:
 
     def without(self, states: frozenset[str]) -> Checkpoint:
         """The same checkpoint without some of its states; nothing is written."""
-        return Checkpoint(
-            self._files,
-            self.metadata,
-            self.manifest,
-            is_committed=self._is_committed,
-            times=self._times,
-            has_outputs=self.has_outputs,
-            encryption=self.encryption,
-            dropped_states=self.dropped_states | states,
-        )
+        left = copy.copy(self)
+        left.dropped_states = self.dropped_states | states
+        left._snapshots = tuple(_without(each, states) for each in self._snapshots)
+        return left
 
     @property
     def files(self) -> dict[str, StoredFile]:
@@ -139,19 +133,8 @@ class Checkpoint:
 
     def _open_stored(self, file: StoredFile) -> pa.NativeFile:
         self._check_size(file)
-        with self._expecting(file, "opening"):
+        with storing(f"opening {file.name}", missing=partial(self._missing, file)):
             return self._files.open_input(file.name, file.size)
-
-    @contextmanager
-    def _expecting(self, file: StoredFile, doing: str) -> Iterator[None]:
-        """Turn the error that a file is not there, which may come with the first read, into what that means."""
-        try:
-            with storing(f"{doing} {file.name}"):
-                yield
-        except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise self._missing(file) from error
-            raise
 
     def publish(self, file: StoredFile, place: Place, name: str) -> str:
         """Make a file appear in a place where other programs read, whole and durable, under this name; at most once.
@@ -224,7 +207,9 @@ class Checkpoint:
 
     def _checked(self, file: StoredFile, content: bytearray | None) -> None:
         checksum = size = 0
-        with self._open_stored(file) as source, self._expecting(file, "reading"):
+        missing = partial(self._missing, file)
+        # A missing file may show only with the first read.
+        with self._open_stored(file) as source, storing(f"reading {file.name}", missing=missing):
             while size < file.size:
                 chunk = source.read(min(_CHUNK, file.size - size))
                 if not chunk:
@@ -383,9 +368,7 @@ class CheckpointReader:
 
         A snapshot names its files but not their store, so call this on the store that holds them. Reads the metadata.
         """
-        given = tuple(
-            each if isinstance(each, StateSnapshot) else StateSnapshot.from_json(each) for each in snapshots
-        )
+        given = snapshots_of(snapshots)
         if not given:
             raise UsageError("there are no snapshots to open")
         metadata = required_metadata(self._files)

@@ -15,11 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from statebackend.checkpoint.files import StoreFiles
-from statebackend.checkpoint.files.interface import Fenced
+from statebackend.checkpoint.files.interface import Fenced, at_once, storing
 from statebackend.checkpoint.files.layout import entry_name, parse_entry_name
-from statebackend.checkpoint.store.data_files import at_once, storing
-from statebackend.checkpoint.store.log import read_entry
-from statebackend.checkpoint.store.log_state import Key, LogState
+from statebackend.checkpoint.store.log import Key, LogState, read_entry
 from statebackend.checkpoint.store.log_writer import LogWriter
 from statebackend.checkpoint.store.pins import held_by_pins
 from statebackend.errors import CorruptCheckpointError

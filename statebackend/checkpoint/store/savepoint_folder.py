@@ -33,8 +33,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from statebackend.checkpoint.files import FileSink, StoreFiles, open_files
-from statebackend.checkpoint.files.interface import Buffer
-from statebackend.checkpoint.store.data_files import at_once, storing
+from statebackend.checkpoint.files.interface import Buffer, at_once, storing
 from statebackend.checkpoint.store.reader import CheckpointReader
 from statebackend.checkpoint.store.sealed import (
     JsonObject,

@@ -26,7 +26,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -34,14 +34,13 @@ from typing import Any
 
 from statebackend import types
 from statebackend.checkpoint.files import StoreFiles
-from statebackend.checkpoint.files.interface import Fenced
+from statebackend.checkpoint.files.interface import Fenced, at_once, storing
 from statebackend.checkpoint.files.layout import data_folder, entry_name
-from statebackend.checkpoint.store.data_files import DataWriter, at_once, storing
+from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.encryption import BlockCipher, Encryption, agreed
-from statebackend.checkpoint.store.log import Record
-from statebackend.checkpoint.store.log_state import Key, LogState, Restart, Times
+from statebackend.checkpoint.store.log import Key, LogState, Record, Restart, Times
 from statebackend.checkpoint.store.log_writer import LogWriter, conflict
-from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile
+from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile, snapshots_of
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.retention import Removal, Retain, Retention
@@ -305,14 +304,9 @@ class CheckpointStore(CheckpointReader):
         are kept, because the snapshot may build on them. None: for files of the next manifest, whichever that is, such
         as a base written in the background. The writer stays in flight until they are named.
         """
-        if checkpoint_id is not None:
-            _check_id(checkpoint_id)
         with self._lock:
-            epoch = self._writer.epoch
-            newest = None if checkpoint_id is None else self._retention.newest
-            names = self._retention.names_of(newest)
-            writer = self._data_writer(epoch, checkpoint_id, names, self._ended)
-            self._in_flight[writer] = names
+            writer = self._data_writer(checkpoint_id, self._ended)
+            self._in_flight[writer] = writer.builds_on
             return writer
 
     def data_writer(self, checkpoint_id: int | None = None) -> DataWriter:
@@ -320,22 +314,19 @@ class CheckpointStore(CheckpointReader):
 
         Until a checkpoint of this id or a later one is committed, or this one aborted, what it may build on is kept.
         """
-        if checkpoint_id is not None:
-            _check_id(checkpoint_id)
         with self._lock:
-            epoch = self._writer.epoch
-            names = self._retention.names_of(None if checkpoint_id is None else self._retention.newest)
+            writer = self._data_writer(checkpoint_id, None)
             if checkpoint_id is not None:
-                self._lent[checkpoint_id] = self._lent.get(checkpoint_id, frozenset()) | names
-            return self._data_writer(epoch, checkpoint_id, names, None)
+                self._lent[checkpoint_id] = self._lent.get(checkpoint_id, frozenset()) | writer.builds_on
+            return writer
 
     def _data_writer(
-        self,
-        epoch: int,
-        checkpoint_id: int | None,
-        builds_on: frozenset[str],
-        ended: Callable[[DataWriter], None] | None,
+        self, checkpoint_id: int | None, ended: Callable[[DataWriter], None] | None
     ) -> DataWriter:
+        if checkpoint_id is not None:
+            _check_id(checkpoint_id)
+        epoch = self._writer.epoch
+        builds_on = self._retention.names_of(None if checkpoint_id is None else self._retention.newest)
         encryption = agreed(self._writer.metadata.encryption, self.encryption, self.uri)
         return DataWriter(self._files, epoch, checkpoint_id, ended, builds_on, self._compression, encryption)
 
@@ -364,10 +355,7 @@ class CheckpointStore(CheckpointReader):
         """
         with self._lock:
             epoch = self._writer.epoch
-            taken = tuple(
-                each if isinstance(each, StateSnapshot) else StateSnapshot.from_json(each)
-                for each in snapshots
-            )
+            taken = snapshots_of(snapshots)
             if now is None:
                 now = max((each.now for each in taken if each.now is not None), default=None)
             manifest = Manifest(
@@ -385,49 +373,50 @@ class CheckpointStore(CheckpointReader):
                 {name: tuple(each) for name, each in (outputs or {}).items()},
                 written=int(1000 * time.time()),
             )
-            newest = self._retention.newest
-            if (
-                newest is not None
-                and checkpoint_id <= newest.checkpoint_id
-                and checkpoint_id in self._kept_ids()
-            ):
-                raise conflict(f"checkpoint {checkpoint_id} is already committed", self.uri)
-            if newest is not None and checkpoint_id < newest.checkpoint_id:
-                raise UsageError(
-                    f"checkpoint {checkpoint_id} cannot follow checkpoint {newest.checkpoint_id}",
-                    hint="checkpoints are committed in the order of their ids",
-                )
-            self._check_files(manifest, epoch)
+            self._check_order(checkpoint_id)
+            self._check_files(manifest)
             parts, described, made = self._parts.of(taken, self._newest, epoch)
             manifest = dataclasses.replace(manifest, parts=parts, described=described)
-            try:
-                dropped = self._append_commit(manifest)
-            except BaseException:
-                if self._writer.is_unknown:
-                    # The checkpoint may be there: nobody may remove what it names. The next opening tells.
-                    for writer in self._in_flight:
-                        writer.settle(set(manifest.all_files))
-                elif not self._writer.is_over:
-                    self._parts.remove(made)
-                raise
+            dropped = self._append_commit(manifest, made)
             self._after_commit(manifest, dropped)
             return Checkpoint(self._files, self._writer.metadata, manifest, encryption=self.encryption)
+
+    def _check_order(self, checkpoint_id: int) -> None:
+        newest = self._retention.newest
+        if newest is None or checkpoint_id > newest.checkpoint_id:
+            return
+        if checkpoint_id in self._kept_ids():
+            raise conflict(f"checkpoint {checkpoint_id} is already committed", self.uri)
+        if checkpoint_id < newest.checkpoint_id:
+            raise UsageError(
+                f"checkpoint {checkpoint_id} cannot follow checkpoint {newest.checkpoint_id}",
+                hint="checkpoints are committed in the order of their ids",
+            )
 
     def _kept_ids(self) -> set[int]:
         return {key.checkpoint_id for key in self._writer.state.kept}
 
-    def _append_commit(self, manifest: Manifest) -> list[Key]:
-        """Append the entry of a commit; return the checkpoints that it drops."""
+    def _append_commit(self, manifest: Manifest, parts: Sequence[StoredFile]) -> list[Key]:
+        """Append the entry of a commit; return the checkpoints that it drops. ``parts`` are new files."""
         key = Key(manifest.checkpoint_id, manifest.name)
         dropped = self._retention.excess(self._retain, time.time(), key)
         state = self._removal.swept(self._writer.state.committed(key, dropped), dropped)
-        self._writer.append(
-            "commit",
-            state,
-            manifest=manifest,
-            doing=f"committing checkpoint {key.checkpoint_id}",
-            names_new_files=any(file.epoch == manifest.epoch for file in manifest.all_files.values()),
-        )
+        try:
+            self._writer.append(
+                "commit",
+                state,
+                manifest=manifest,
+                doing=f"committing checkpoint {key.checkpoint_id}",
+                names_new_files=any(file.epoch == manifest.epoch for file in manifest.all_files.values()),
+            )
+        except BaseException:
+            if self._writer.is_unknown:
+                # The checkpoint may exist, so its files have to stay. The next opening shows the outcome.
+                for writer in self._in_flight:
+                    writer.settle(set(manifest.all_files))
+            elif not self._writer.is_over:
+                self._parts.remove(parts)
+            raise
         return dropped
 
     def check_held(self) -> None:
@@ -435,7 +424,7 @@ class CheckpointStore(CheckpointReader):
         with self._lock:
             self._writer.check_held()
 
-    def _check_files(self, manifest: Manifest, epoch: int) -> None:
+    def _check_files(self, manifest: Manifest) -> None:
         """Every file that the checkpoint before did not name is there with its size, and is not about to be removed."""
         kept = set[str]().union(*self._built_on())
         before = self._retention.names_of(self._retention.newest)
@@ -446,7 +435,7 @@ class CheckpointStore(CheckpointReader):
                 return self._files.size(file.name)
 
         for file, size in zip(new, at_once(size_of, new), strict=True):
-            is_ours = file.epoch == epoch or file.name in kept or self._retention.is_known(file.name)
+            is_ours = file.epoch == manifest.epoch or file.name in kept or self._retention.is_known(file.name)
             if not (is_ours and size == file.size) and not self._writer.holds():
                 # A newer writer has removed the file, or made it.
                 raise self._writer.fenced()
@@ -503,12 +492,11 @@ class CheckpointStore(CheckpointReader):
         is gone: one that goes on may still build on some of the files, and removes the others itself when it is told,
         by `notify_checkpoint_aborted`.
         """
-        if not isinstance(snapshot, StateSnapshot):
-            snapshot = StateSnapshot.from_json(snapshot)
+        (given,) = snapshots_of([snapshot])
         with self._lock:
             epoch = self._writer.epoch
             named = self._retention.named()
-            for file in snapshot.files:
+            for file in given.files:
                 if file.epoch == epoch and named is not None and file.name not in named:
                     with storing(f"removing {file.name}"):
                         self._files.remove(file.name)
