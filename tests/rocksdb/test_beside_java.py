@@ -64,6 +64,7 @@ except sb.errors.BackendUnavailableError as error:
     assert code == "BACKEND_UNAVAILABLE.OTHER_LIBRARY"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "ending",
     ["", "theirs.close()", "keyed.close()", "theirs.close(); keyed.close()", "keyed.close(); theirs.close()"],

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from rocks import PRELUDE, Database, Iterator, Options, open_database, run
+from processes import started
+from rocks import PRELUDE, Database, Iterator, open_database, run
 
 from statebackend.errors import StoreError
 
@@ -35,19 +32,12 @@ def test_what_was_synced_survives_sigkill(tmp_path: Path, rng: random.Random) ->
     """Batches come whole: all of those that were reported, and at most one more."""
     start = 0
     for _ in range(6):
-        process = subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + WRITING, str(tmp_path / "db"), str(start)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        assert process.stdout is not None
-        for _ in range(rng.randrange(1, 200)):
-            last = int(process.stdout.readline())
-        process.send_signal(signal.SIGKILL)
-        last = ([last, *map(int, process.stdout.read().split())])[-1]
-        process.wait()
-        process.stdout.close()
+        with started(PRELUDE + WRITING, tmp_path / "db", start) as process:
+            assert process.stdout is not None
+            for _ in range(rng.randrange(1, 200)):
+                last = int(process.stdout.readline())
+            process.kill()
+            last = ([last, *map(int, process.stdout.read().split())])[-1]
         with open_database(tmp_path / "db") as db:
             keys = [key for key, _ in Iterator(db.column_family("a"))]
         n, part = divmod(len(keys), 20)
@@ -186,15 +176,6 @@ def test_a_lost_file_is_named(tmp_path: Path, what: str) -> None:
         open_database(tmp_path / "db")
 
 
-def test_a_lost_log_of_a_database_that_was_not_closed(tmp_path: Path) -> None:
-    run(
-        "db = open_database(sys.argv[1]); db.put(db.column_family('a'), b'k', b'v', sync=True); import os; os._exit(0)",
-        tmp_path / "db",
-    )
-    with open_database(tmp_path / "db") as db:
-        assert db.get(db.column_family("a"), b"k") == b"v"
-
-
 def test_a_database_of_another_process_is_locked(db: Database) -> None:
     done = run(
         """
@@ -215,9 +196,3 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as error:
         open_database(tmp_path / "file" / "db")
     assert str(tmp_path / "file" / "db") in str(error.value)
-
-
-def test_others_options_reach_every_family(tmp_path: Path) -> None:
-    filled(tmp_path / "db")
-    with Database(tmp_path / "db", Options(), others=Options()) as db:
-        assert db.get(db.column_family("a"), b"00001") == b"1" * 20

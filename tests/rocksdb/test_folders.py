@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from processes import started
 
 import statebackend as sb
 from statebackend.backends.rocksdb import scratch as folders
@@ -29,23 +30,10 @@ time.sleep(600)
 """
 
 
-def start(local: Path, more: str = "") -> tuple[subprocess.Popen[str], Path]:
-    """A process with a backend, and the folder of its database."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", LIVING.format(more=more), str(local)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+def said(process: subprocess.Popen[str]) -> Path:
+    """The folder of the database of a living process."""
     assert process.stdout is not None
-    return process, Path(process.stdout.readline().strip())
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+    return Path(process.stdout.readline().strip())
 
 
 @pytest.fixture
@@ -56,26 +44,23 @@ def local(tmp_path: Path) -> Path:
 
 
 def test_what_a_killed_process_leaves_goes_at_the_next_start(local: Path) -> None:
-    killed, its = start(local)
-    living, other = start(local)
-    assert {path.name for path in its.iterdir()} == {"db", "lock"}
-    assert list(its.glob("db/*.sst"))
-    kill(killed)
-    assert sorted(local.iterdir()) == sorted([its, other])
-    with sb.create_backend("rocksdb", local_dir=local).create_keyed_backend(int) as keyed:
-        assert sorted(local.iterdir()) == sorted([other, Path(keyed.scratch.folder)])
-        assert (other / "db" / "CURRENT").exists()
-    kill(living)
+    with started(LIVING.format(more=""), local) as living:
+        with started(LIVING.format(more=""), local) as killed:
+            other, its = said(living), said(killed)
+            assert {path.name for path in its.iterdir()} == {"db", "lock"}
+            assert list(its.glob("db/*.sst"))
+        assert sorted(local.iterdir()) == sorted([its, other])
+        with sb.create_backend("rocksdb", local_dir=local).create_keyed_backend(int) as keyed:
+            assert sorted(local.iterdir()) == sorted([other, Path(keyed.scratch.folder)])
+            assert (other / "db" / "CURRENT").exists()
     assert remove_left_folders(local) == [str(other)]
     assert list(local.iterdir()) == []
 
 
 def test_a_folder_stays_while_a_forked_child_lives(local: Path) -> None:
-    process, its = start(local, "child = os.fork()\nif not child: time.sleep(600)\nprint(child, flush=True)")
-    child = int(its.name)
-    assert process.stdout is not None
-    its = Path(process.stdout.readline().strip())
-    kill(process)
+    forking = "child = os.fork()\nif not child: time.sleep(600)\nprint(child, flush=True)"
+    with started(LIVING.format(more=forking), local) as process:
+        child, its = int(said(process).name), said(process)
     try:
         assert remove_left_folders(local) == []
         assert (its / "db" / "CURRENT").exists()
@@ -185,22 +170,17 @@ while True:
 @pytest.mark.slow
 def test_processes_that_start_and_die_at_once(local: Path, rng: random.Random) -> None:
     """Nobody removes the folder of a living one, which would fail, and nothing is left."""
-    command = [sys.executable, "-c", STARTING, str(local)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    processes = []
-    for _ in range(4):
-        processes += [
-            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(4)
-        ]
-        for each in processes[-4:]:
-            assert each.stdout is not None
-            for _ in range(rng.randrange(1, 30)):
-                assert each.stdout.readline() == ".\n"
-        for each in processes[-4:-1]:
-            each.kill()
-    for each in processes:
-        assert each.poll() in (None, -signal.SIGKILL), "it has lost its folder"
-        kill(each)
+    with contextlib.ExitStack() as stack:
+        processes: list[subprocess.Popen[str]] = []
+        for _ in range(2):
+            processes += [stack.enter_context(started(STARTING, local)) for _ in range(3)]
+            for each in processes[-3:]:
+                for _ in range(rng.randrange(1, 30)):
+                    assert said(each) == Path(".")
+            for each in processes[-3:-1]:
+                each.kill()
+        for each in processes:
+            assert each.poll() in (None, -signal.SIGKILL), "it has lost its folder"
     remove_left_folders(local)
     for begun in local.iterdir():
         begun.rmdir()  # empty: killed before it was locked

@@ -145,27 +145,26 @@ def test_loading_is_no_change_and_no_rollback_takes_it_away(
             assert [file.kind for file in snapshot.files] == ["base", "delta"]
 
 
-@pytest.mark.parametrize("step", ["begin", "add", "finish", "ingest", "rows"])
-def test_an_error_at_any_step_leaves_nothing_behind(
-    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_at_any_step_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state is as if nobody had asked for it; the next attempt has it whole."""
     small_files(monkeypatch, gathered=10_000, file=20_000)
-    with sb.CheckpointStore(tmp_path).open_for_writing(key_type=int) as store:
-        with sb.create_backend("heap").create_keyed_backend(int) as heap:
-            heap.get_state(COUNT).update_many(range(200_000), range(200_000))
-            store.commit(0, [heap.snapshot(0, store).result()])
-        restored = store.open(0)
+    with (
+        sb.CheckpointStore(tmp_path).open_for_writing(key_type=int) as store,
+        sb.create_backend("heap").create_keyed_backend(int) as heap,
+    ):
+        heap.get_state(COUNT).update_many(range(150_000), range(150_000))
+        restored = store.commit(0, [heap.snapshot(0, store).result()])
+    for step in ("begin", "add", "finish", "ingest", "rows"):
         with sb.create_backend("rocksdb").create_keyed_backend(int, restore=restored) as keyed:
             with monkeypatch.context() as broken:
                 break_at(broken, step)
                 with pytest.raises(sb.StoreError, match="the disk is full"):
                     keyed.get_state(COUNT)
-            assert keyed.undeclared_states() == ["count"]
+            assert keyed.undeclared_states() == ["count"], step
             assert left_over(keyed) == []
             count = keyed.get_state(COUNT)
-            assert count.get_many([0, 100_000, 199_999]).to_pylist() == [0, 100_000, 199_999]
-            assert keyed.metrics()["states"]["count"]["estimated_keys"] >= 200_000
+            assert count.get_many([0, 90_000, 149_999]).to_pylist() == [0, 90_000, 149_999]
+            assert keyed.metrics()["states"]["count"]["estimated_keys"] >= 150_000
             assert left_over(keyed) == []
 
 
@@ -215,17 +214,14 @@ def break_at(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     monkeypatch.setattr(load_rows, "_values", breaking_values)
 
 
-@pytest.mark.parametrize("instances", [[2, 3], [1]])
-def test_each_instance_loads_its_own_key_groups(
-    tmp_path: Path, instances: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_instance_loads_its_own_key_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From one instance to several, and back."""
     small_files(monkeypatch, gathered=2_000, file=5_000)
     with sb.CheckpointStore(tmp_path).open_for_writing(key_type=int) as store:
         with sb.create_backend("rocksdb").create_keyed_backend(int) as keyed:
             keyed.get_state(COUNT).update_many(range(5000), range(5000))
             committed = store.commit(0, [keyed.snapshot(0, store).result()])
-        for number, parallelism in enumerate([*instances, 1], 1):
+        for number, parallelism in enumerate([1, 2, 3, 1], 1):
             snapshots, found = [], {}
             for index in range(parallelism):
                 own = range_for(128, parallelism, index)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import misused_rocks
+import processes
 import pytest
 from rocks import run
 
 import statebackend as sb
 from statebackend.errors import UsageError
-
-MISUSE = Path(__file__).parents[1] / "support" / "misused_rocks.py"
 
 BESIDE_WRITES = """
 import sys, tempfile, threading, time
@@ -27,15 +25,12 @@ from statebackend.errors import UsageError
 sys.setswitchinterval(1e-5)
 keyed = sb.create_backend("rocksdb", local_dir=sys.argv[1]).create_keyed_backend(int)
 state = keyed.get_value_state(sb.ValueStateDescriptor("v", int))
-end = time.monotonic() + 2
 keyed.mark()
 outer = keyed.mark()
 written, refused = [], []
 
 def write():
-    key = 0
-    while time.monotonic() < end:
-        key += 1
+    for key in range(1, 30_000):
         try:
             keyed.set_current_key(key)
             state.update(key)
@@ -54,7 +49,7 @@ def count():
 
 thread = threading.Thread(target=write)
 thread.start()
-while time.monotonic() < end:
+while thread.is_alive():
     {call}()
 thread.join()
 assert len(written) > 1000
@@ -118,19 +113,13 @@ def test_a_read_finds_what_it_asks_for_while_another_thread_makes_another_place_
 
 
 def misuse(seed: int, seconds: float) -> None:
-    done = subprocess.run(
-        [sys.executable, str(MISUSE), str(seed), str(seconds)],
-        capture_output=True,
-        text=True,
-        check=False,
-        # glibc overwrites what is freed: use of freed memory shows.
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MALLOC_PERTURB_": "165"},
-    )
+    # glibc overwrites what is freed: use of freed memory shows.
+    done = processes.run(misused_rocks, seed, seconds, status=None, variables={"MALLOC_PERTURB_": "165"})
     assert done.returncode == 0, f"seed {seed}\n{done.stdout}{done.stderr}"
 
 
 def test_random_calls_of_two_threads_end_no_process(rng: random.Random) -> None:
-    misuse(rng.randrange(10**6), 3)
+    misuse(rng.randrange(10**6), 1.5)
 
 
 @pytest.mark.stress
