@@ -32,24 +32,16 @@ pytestmark = pytest.mark.checked
 
 def test_scalar_access(db: Database) -> None:
     a = db.column_family("a")
-    assert db.get(a, b"k") is None
-    db.put(a, b"k", b"v")
-    db.put(a, b"", b"")
-    db.put(a, b"\0\xff", bytes(range(256)) * 400)
-    assert db.get(a, b"k") == b"v"
-    assert db.get(a, b"") == b""
-    assert db.get(a, b"\0\xff") == bytes(range(256)) * 400
-    db.delete(a, b"k")
+    entries = {b"": b"", b"\0\xff": bytes(range(256)) * 400, b"k1": b"v", b"k2": b"w"}
+    for key, value in entries.items():
+        assert db.get(a, key) is None
+        db.put(a, key, value)
+        assert db.get(a, key) == value
     db.delete(a, b"not there")
-    assert db.get(a, b"k") is None
-
-
-def test_a_range_is_removed_without_its_end(db: Database) -> None:
-    a = db.column_family("a")
-    for key in (b"1", b"2", b"3"):
-        db.put(a, key, key)
-    db.delete_range(a, b"1", b"3")
-    assert [db.get(a, key) for key in (b"1", b"2", b"3")] == [None, None, b"3"]
+    db.delete_range(a, b"k1", b"k2")
+    assert [db.get(a, key) for key in (b"", b"k1", b"k2")] == [b"", None, b"w"]
+    db.delete(a, b"k2")
+    assert db.get(a, b"k2") is None
 
 
 def test_column_families_are_apart(db: Database) -> None:
@@ -147,29 +139,6 @@ def test_offsets_that_do_not_fit_are_refused(db: Database, offsets: list[int]) -
         db.multi_get(db.column_family("a"), np.array(offsets, np.int64), b"abcd")
 
 
-def test_a_checkpoint_is_a_database_of_its_moment(db: Database, tmp_path: Path) -> None:
-    a = db.column_family("a")
-    db.put(a, b"k", b"before", wal=False)
-    db.checkpoint(tmp_path / "copy")
-    db.put(a, b"k", b"after")
-    with open_database(tmp_path / "copy") as copy:
-        assert copy.get(copy.column_family("a"), b"k") == b"before"
-        copy.put(copy.column_family("a"), b"k", b"its own")
-    assert db.get(a, b"k") == b"after"
-    files = {each["name"] for each in db.live_files()}
-    assert files
-    assert all(
-        os.stat(tmp_path / "db" / name).st_nlink == 2 for name in files if (tmp_path / "copy" / name).exists()
-    )
-
-
-def test_a_checkpoint_over_a_folder_is_refused(db: Database, tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    with pytest.raises(UsageError, match="RocksDB refuses an argument") as error:
-        db.checkpoint(tmp_path / "there")
-    assert str(tmp_path / "there") in str(error.value)
-
-
 def test_files_and_properties(db: Database) -> None:
     a = db.column_family("a")
     for i in range(100):
@@ -217,11 +186,10 @@ def test_databases_share_one_budget(tmp_path: Path) -> None:
     databases = [open_database(tmp_path / str(i), budget=budget) for i in range(2)]
     for db in databases:
         a = db.column_family("a")
-        for start in range(0, 60_000, 1_000):
-            batch = WriteBatch(db)
-            for i in range(start, start + 1_000):
-                batch.put(a, b"%06d" % i, b"%06d" % i * 30)
-            batch.write(wal=False)
+        keys = [b"%06d" % i for i in range(60_000)]
+        batch = WriteBatch(db)
+        batch.put_many(a, *rows(keys), *rows(key * 30 for key in keys))
+        batch.write(wal=False)
         db.flush()
         for i in range(0, 60_000, 7):
             assert db.get(a, b"%06d" % i)
@@ -382,7 +350,7 @@ budget = MemoryBudget(8 << 20)
 def peak():  # of this program alone: ru_maxrss begins with what the process had from which it was forked
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-for i in range(1_000):
+for i in range(150):
     with open_database(sys.argv[1], budget=budget) as db:
         a = db.column_family("a")
         db.put(a, b"k", b"v" * 100)
@@ -391,7 +359,7 @@ for i in range(1_000):
         batch.write()
         with Iterator(a) as iterator:
             assert len(list(iterator)) == 2
-    if i == 200:
+    if i == 50:
         early = peak()
 print(peak() - early)
 counts = live_counters()
@@ -400,7 +368,7 @@ assert counts["databases"] == counts["families"] == counts["iterators"] == count
         tmp_path / "db",
         timeout=900,
     )
-    assert int(done.stdout) < 6_000  # kilobytes
+    assert int(done.stdout) < 2_000  # kilobytes
 
 
 def test_a_setting_of_an_open_family_is_changed(db: Database) -> None:

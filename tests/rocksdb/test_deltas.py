@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,16 @@ COUNT = sb.ValueStateDescriptor("count", int)
 
 def create(backend: str, **options: Any) -> Any:
     return sb.create_backend(backend).create_keyed_backend(int, max_parallelism=4, **options)
+
+
+@contextmanager
+def writing(tmp_path: Path) -> Iterator[tuple[Any, Any]]:
+    """A store, and a backend that writes to it."""
+    with (
+        sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=4) as store,
+        create("rocksdb", clock=sb.testing.ManualClock(0)) as keyed,
+    ):
+        yield store, keyed
 
 
 def written(checkpoint: Any, name: str) -> dict[int, tuple[str, Any]]:
@@ -51,10 +63,7 @@ def test_of_a_list_that_only_grew_a_delta_has_what_was_appended(
     tmp_path: Path, descriptor: Any, is_marked: bool
 ) -> None:
     one, two, three = ("one", "two", "three") if descriptor is TAGS else (1, 2, 3)
-    with (
-        sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=4) as store,
-        create("rocksdb") as keyed,
-    ):
+    with writing(tmp_path) as (store, keyed):
         tags = keyed.get_state(descriptor)
         for key in range(20):
             at(keyed, tags, key).add_all([one, two])
@@ -89,10 +98,7 @@ def test_of_a_list_that_only_grew_a_delta_has_what_was_appended(
 
 
 def test_columns_that_are_appended_are_noted_like_calls(tmp_path: Path) -> None:
-    with (
-        sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=4) as store,
-        create("rocksdb") as keyed,
-    ):
+    with writing(tmp_path) as (store, keyed):
         tags = keyed.get_state(TAGS)
         tags.add_many([1, 2, 3, 4, 5], ["a", "b", "c", "d", "e"])
         take(keyed, store, 0)
@@ -101,10 +107,7 @@ def test_columns_that_are_appended_are_noted_like_calls(tmp_path: Path) -> None:
 
 
 def test_what_is_rolled_back_was_not_appended(tmp_path: Path) -> None:
-    with (
-        sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=4) as store,
-        create("rocksdb") as keyed,
-    ):
+    with writing(tmp_path) as (store, keyed):
         tags = keyed.get_state(TAGS)
         for key in range(9):
             at(keyed, tags, key).add("old")
@@ -123,10 +126,7 @@ def test_what_is_rolled_back_was_not_appended(tmp_path: Path) -> None:
 
 
 def test_an_aborted_snapshot_passes_on_what_was_appended(tmp_path: Path) -> None:
-    with (
-        sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=4) as store,
-        create("rocksdb") as keyed,
-    ):
+    with writing(tmp_path) as (store, keyed):
         tags = keyed.get_state(TAGS)
         for key in range(9):
             at(keyed, tags, key).add("old")
@@ -144,10 +144,7 @@ def test_an_aborted_snapshot_passes_on_what_was_appended(tmp_path: Path) -> None
 def test_a_list_with_a_time_to_live_is_written_whole(tmp_path: Path) -> None:
     """Merging may have dropped elements that have expired: what was there is not what is in front."""
     descriptor = sb.ListStateDescriptor("tags", str).enable_time_to_live(sb.StateTtlConfig(10**9))
-    with (
-        sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=4) as store,
-        create("rocksdb", clock=sb.testing.ManualClock(0)) as keyed,
-    ):
+    with writing(tmp_path) as (store, keyed):
         tags = keyed.get_state(descriptor)
         for key in range(9):
             at(keyed, tags, key).add("old")
@@ -184,7 +181,7 @@ def test_a_base_has_every_row_once_whatever_the_batch_has_in_front(
     """Keys of the batch before, between and behind those of the database; written, removed, and both."""
     monkeypatch.setattr(snapshots, "BATCH_ROWS", block)
     with sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=4) as store:
-        for checkpoint_id in range(12):
+        for checkpoint_id in range(6):
             with create("rocksdb") as keyed:
                 count, tags = keyed.get_state(COUNT), keyed.get_state(TAGS)
                 expected: dict[int, int] = {}

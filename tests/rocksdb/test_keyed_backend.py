@@ -425,13 +425,9 @@ def test_backends_of_one_limit_share_their_memory(make: Make) -> None:
     other = make(options={"memory_limit": 64 << 20})
     assert first.scratch.budget is second.scratch.budget
     assert other.scratch.budget is not first.scratch.budget
-    for keyed in (first, second):
-        state = keyed.get_value_state(ValueStateDescriptor("s", str))
-        for _ in range(40):
-            state.update_many(range(1_000), ["x" * 1_000] * 1_000)
-    usage = first.metrics()["memory"]
-    assert usage["write_buffers"] < usage["cache"] < 36 << 20, "of both; write buffers count as cache"
-    assert sum(first.metrics()["states"]["s"]["files_by_level"]) > 0
+    first.get_value_state(ValueStateDescriptor("s", str)).update_many(range(1_000), ["x" * 1_000] * 1_000)
+    usage = second.metrics()["memory"]
+    assert 1_000_000 < usage["write_buffers"] < usage["cache"], "of both; write buffers count as cache"
 
 
 @pytest.mark.parametrize(
