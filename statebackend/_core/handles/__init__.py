@@ -1,6 +1,7 @@
 """The calls that a user's function makes once per record.
 
-the key          `key_context`       the current key, namespace and time
+the key          `time_and_namespace`  the base of both backends: key, namespace and time
+                 `key_context`       the current key as tables look it up
                  `look_ahead`        asks for the memory that the next keys will need
                  `key_shape`         reads keys that become bytes, also those that may come next
                  `row_loop`          sets the key of each row of a batch, calls the function, takes its rows

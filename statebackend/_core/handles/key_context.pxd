@@ -3,17 +3,11 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from statebackend._core.codecs.codecs cimport KeyCodec
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.handles.key_shape cimport KeyShape
 from statebackend._core.handles.look_ahead cimport Coming, LookAhead
+from statebackend._core.handles.time_and_namespace cimport TimeAndNamespace
 from statebackend._core.tables.state_core cimport StateCore
-from statebackend._core.wall_clock cimport WallClock
-
-cdef enum TimeSource:
-    TIME_OF_SYSTEM = 0                   # read when first asked for after the key was set
-    TIME_OF_CLOCK = 1                    # read when the key is set
-    TIME_FIXED = 2                       # of a batch or a vectorised call
 
 cdef enum:
     NEAR_SETS = 32                       # a namespace is looked for in one of them, by its address
@@ -21,48 +15,22 @@ cdef enum:
     NEAR_SHIFT = 59                      # leaves as many bits as there are sets
     NEAR_LONGEST = 128                   # bytes; longer names are not kept
 
-cdef class KeyContext:
+cdef class KeyContext(TimeAndNamespace):
     cdef readonly StateCore core
-    cdef readonly KeyCodec codec
-    # Number or bytes, current namespace by number, hash for both, key group. All tables of a core have one seed.
-    cdef CoreKey key
-    cdef object key_owner                # keeps `key.data` valid
     cdef object key_room                 # of bytes that were written here, the owner; used again if nobody else has it
     cdef KeyShape shape
-    cdef bint has_key
     cdef object key_object               # the current key, if the turn is that of `key_turn`; or None
     cdef uint64_t key_turn
-    cdef uint64_t turn                   # counts changes of key and namespace
-    cdef uint32_t first_group
-    cdef uint32_t n_groups
-    cdef uint32_t max_parallelism
-    cdef bytes namespace_name
-    cdef object namespace_object         # as it was given, if it can never change; else None
-    cdef object encode_namespace         # callable(namespace) -> bytes
-    cdef object frozen_types             # of namespaces that can never change
     # Namespaces as they were given, of frozen types, with their names and numbers. A number counts only while the table
     # of namespaces has this very name for it: it may have been given to another namespace meanwhile.
     cdef list near_objects
     cdef list near_names
     cdef uint32_t near_numbers[256]
     cdef uint32_t near_turn              # the way to be replaced next
-    cdef WallClock wall_clock            # of the machine
-    cdef object clock
-    cdef object read_clock               # callable(clock) -> int
-    cdef int time_source
-    cdef int clock_source                # what `time_source` is outside batches and vectorised calls
-    cdef bint now_known
-    cdef int64_t now
     cdef int64_t latest                  # that was asked for
     cdef uint64_t setbacks               # how often time went back between two of them
-    # In a job whose rows tell a time of their own, states in event time go by these; see `base_handle.pyx`.
-    cdef bint has_event_time
-    cdef int64_t event_now               # of the row or the timer at hand
     cdef int64_t event_latest            # that was asked for
     cdef uint64_t event_setbacks         # how often it went back between two of them
-    cdef int64_t event_cleaned           # the watermark: cleanup removes what has expired by then
-    cdef bint has_worked
-    cdef int64_t worked_at               # time of `clock` at the last operation that may have changed something
     cdef list on_record                  # states that clean up whenever a key is set; None: none does
     cdef LookAhead ahead
     cdef int set_number(self, int64_t number) except -1
@@ -82,8 +50,6 @@ cdef class KeyContext:
     cdef void hash_key(self) noexcept
     cdef bint to_near_namespace(self, object namespace) except -1
     cdef int keep_near(self, object namespace) except -1
-    cdef int name_namespace(self, bytes name) except -1
     cdef int number_namespace(self, uint32_t number) except -1
     cdef int return_to(self, CoreKey *key, object owner) except -1
-    cdef int group_outside(self, uint32_t group) except -1
     cdef int no_key(self) except -1

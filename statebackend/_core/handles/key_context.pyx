@@ -5,9 +5,8 @@ the same for all tables of a core. It increments `StateCore.calls`, so handles f
 it asks for the memory that handles will need for this key and, in a run of known keys, for the next ones: see
 `look_ahead.pxd`.
 
-Time. `now` is read once per key. A clock that the caller gave is read when the key is set. The machine's clock is read
-when a state with a time to live first asks for it, so that other programs do not pay for it. In a job whose rows tell
-their time, states in event time go by `event_now`, which the loop over the rows sets.
+Time: see `time_and_namespace`. In a job with event time, states in event time use `event_now`, which the loop over
+the rows sets.
 """
 
 from functools import partial
@@ -27,11 +26,12 @@ from statebackend._core.handles.look_ahead cimport (
     follow_values)
 from statebackend._core.handles.key_shape cimport (
     SHAPE_NONE, SHAPE_TUPLE, bytes_of_key, bytes_of_tuple, holders, shape_of)
+from statebackend._core.handles.time_and_namespace cimport TIME_FIXED, TIME_OF_CLOCK, TIME_OF_SYSTEM, TimeAndNamespace
 from statebackend._core.memory.platform cimport hash_bytes, hash_int, same_bytes, unlikely
 from statebackend._core.tables.state_core cimport PyThread_get_thread_ident, StateCore, come_out, go_in
-from statebackend._core.wall_clock cimport wall_clock_init, wall_clock_ms
+from statebackend._core.wall_clock cimport wall_clock_ms
 
-from statebackend.errors import ClosedError, KeyGroupError, UsageError
+from statebackend.errors import ClosedError, UsageError
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
@@ -48,29 +48,18 @@ cdef inline uint32_t near_set(object namespace) noexcept:
 
 
 @cython.no_gc_clear                      # a C pointer into `core` must not outlive it
-cdef class KeyContext:
+cdef class KeyContext(TimeAndNamespace):
     """The compiled half of a keyed backend's context: core, current key, namespace and time."""
 
     def _open(self, StateCore core not None, KeyCodec codec not None, uint32_t max_parallelism,
               uint32_t first_group, uint32_t last_group, clock, read_clock, bint is_system_clock,
               encode_namespace, frozenset frozen_types not None):
         """Begin to work; `read_clock(clock)` gives milliseconds, `frozen_types` are of namespaces that never change."""
-        memset(&self.key, 0, sizeof(CoreKey))
-        memset(&self.ahead, 0, sizeof(self.ahead))
-        wall_clock_init(&self.wall_clock)
-        shape_of(codec, &self.shape)
         self.core = core
-        self.codec = codec
-        self.max_parallelism = max_parallelism
-        self.first_group = first_group
-        self.n_groups = last_group - first_group + 1
-        self.clock = clock
-        self.read_clock = read_clock
-        self.clock_source = TIME_OF_SYSTEM if is_system_clock else TIME_OF_CLOCK
-        self.time_source = self.clock_source
-        self.namespace_name = b""
-        self.encode_namespace = encode_namespace
-        self.frozen_types = frozen_types
+        self.set_up(codec, max_parallelism, first_group, last_group, clock, read_clock, is_system_clock,
+                    encode_namespace, frozen_types)
+        memset(&self.ahead, 0, sizeof(self.ahead))
+        shape_of(codec, &self.shape)
         self.near_objects = [None] * (NEAR_SETS * NEAR_WAYS)
         self.near_names = [None] * (NEAR_SETS * NEAR_WAYS)
 
@@ -234,18 +223,12 @@ cdef class KeyContext:
             new.length = bytes_of_tuple(&self.shape, <PyObject *>key, written)
         if new.length == 0:
             owner = self.codec.split(key, &new)
-        if self.codec.is_int:
-            new.group = group_of_hash(hash_canonical_int(&self.codec.plan.program, new.number), self.max_parallelism)
-        elif expected != NULL and expected.number == <int64_t>new.length and same_bytes(
+        if not self.codec.is_int and expected != NULL and expected.number == <int64_t>new.length and same_bytes(
                 self.ahead.bytes[expected.turn & (COMING - 1)], new.data, new.length):
-            new.group, is_expected = expected.group, True
+            new.group, is_expected = expected.group, True    # one that this backend serves: `expect` took it
             hash_made, namespace_of_hash = expected.hash, expected.namespace
         else:
-            new.group = group_of_hash(
-                hash_canonical_bytes(&self.codec.plan.program, <const uint8_t *>new.data, new.length),
-                self.max_parallelism)
-        if unlikely(new.group - self.first_group >= self.n_groups):
-            self.group_outside(new.group)
+            self.find_group(&new)
         if self.time_source == TIME_OF_CLOCK:
             self.begin_at(self.read_clock(self.clock))
         elif self.time_source == TIME_OF_SYSTEM:
@@ -296,12 +279,6 @@ cdef class KeyContext:
                                        self.core.core.seed + self.key.namespace)
         self.turn += 1
         self.core.calls += 1
-
-    cdef int group_outside(self, uint32_t group) except -1:
-        raise KeyGroupError(
-            "the key belongs to a key group that this backend does not serve",
-            detail=f"key group {group}, served are {self.first_group} to {self.first_group + self.n_groups - 1}",
-            hint="send it to the instance that operator_index_for(...) names")
 
     cdef int no_key(self) except -1:
         raise UsageError("no current key is set", hint="call set_current_key(key) first")
@@ -362,34 +339,17 @@ cdef class KeyContext:
             self.key_object, self.key_turn = key, self.turn
         return key
 
-    @property
-    def _key(self):
-        """The current key in canonical form, or None."""
-        return self.codec.canonical(&self.key) if self.has_key else None
+    cdef int take(self, CoreKey *key, object owner) except -1:
+        self.find_group(key)
+        key.namespace = self.key.namespace
+        self.adopt(key, owner)
+        return 0
 
-    @_key.setter
-    def _key(self, canonical):
-        cdef CoreKey new
-        cdef object owner
-        if self.core is None:
-            return
-        if canonical is None:
-            self.has_key = False
-            self.turn += 1
-            self.core.calls += 1
-            return
-        memset(&new, 0, sizeof(CoreKey))
-        owner = self.codec.split_canonical(canonical, &new)
-        new.namespace = self.key.namespace
-        if self.codec.is_int:
-            new.group = group_of_hash(hash_canonical_int(&self.codec.plan.program, new.number), self.max_parallelism)
-        else:
-            new.group = group_of_hash(
-                hash_canonical_bytes(&self.codec.plan.program, <const uint8_t *>new.data, new.length),
-                self.max_parallelism)
-        if new.group - self.first_group >= self.n_groups:
-            self.group_outside(new.group)
-        self.adopt(&new, owner)
+    cdef int drop_key(self) noexcept:
+        self.has_key = False
+        self.turn += 1
+        self.core.calls += 1
+        return 0
 
     @property
     def _group(self):
@@ -403,10 +363,6 @@ cdef class KeyContext:
         if not self.has_key:
             self.no_key()
         return self.codec.canonical(&self.key)
-
-    def _save_key(self):
-        """The current key, its time and the namespace, for `_restore_key`."""
-        return self._key, self.now_known, self.now, self.namespace_name
 
     def _restore_key(self, saved):
         """Return to the key that `_save_key` gave, without reading the clock; inside a call, at its end."""
@@ -474,16 +430,6 @@ cdef class KeyContext:
         self.near_numbers[at] = self.key.namespace
         return 0
 
-    @property
-    def _namespace(self):
-        """The encoded current namespace."""
-        return self.namespace_name
-
-    @_namespace.setter
-    def _namespace(self, bytes name not None):
-        if self.core is not None:
-            self.name_namespace(name)
-
     cdef int name_namespace(self, bytes name) except -1:
         if name != self.namespace_name:
             self.number_namespace(self.core.namespaces.intern(name))
@@ -545,37 +491,6 @@ cdef class KeyContext:
     def _now(self, int64_t now):
         self.now = now
         self.now_known = True
-
-    @property
-    def _event_now(self):
-        """The time that states in event time go by; None: they go by the same as all others."""
-        return self.event_now if self.has_event_time else None
-
-    @_event_now.setter
-    def _event_now(self, now):
-        self.has_event_time = now is not None
-        if self.has_event_time:
-            self.event_now = now
-
-    @property
-    def _event_cleaned(self):
-        """The time by which what has expired in event time is cleaned up."""
-        return self.event_cleaned
-
-    @_event_cleaned.setter
-    def _event_cleaned(self, int64_t now):
-        self.event_cleaned = now
-
-    @property
-    def _worked_at(self):
-        """The time of the last operation that may have changed something, or None; never the machine's."""
-        return self.worked_at if self.has_worked else None
-
-    @_worked_at.setter
-    def _worked_at(self, now):
-        self.has_worked = now is not None
-        if self.has_worked:
-            self.worked_at = now
 
     @property
     def _fixed_now(self):

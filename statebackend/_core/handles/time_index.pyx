@@ -42,7 +42,8 @@ from statebackend._core.tables.cow_map cimport (
 from statebackend._core.tables.objects cimport long_as_int64
 from statebackend._core.handles.base_handle cimport find_key
 from statebackend._core.handles.handle cimport Handle
-from statebackend._core.handles.key_context cimport TIME_OF_CLOCK, TIME_OF_SYSTEM, KeyContext
+from statebackend._core.handles.key_context cimport KeyContext
+from statebackend._core.handles.time_and_namespace cimport TIME_OF_CLOCK, TIME_OF_SYSTEM
 from statebackend._core.handles.look_ahead cimport ask_for_bucket, ask_for_entry
 from statebackend._core.handles.map_handle cimport MapHandle
 from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, hash_canonical_int

@@ -2,45 +2,34 @@
 
 Setting a key converts and hashes it once, for all states, and writes key group, key and namespace in front of the
 bytes that handles look up: see `Store.place`.
-
-Time is as in `statebackend._core.handles.key_context`: a clock that the caller gave is read when the key is set, the
-machine's when a state with a time to live first asks.
 """
 
 from functools import partial
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memset
 
 from statebackend._core.codecs.codecs cimport KeyCodec
-from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, hash_canonical_int
+from statebackend._core.handles.time_and_namespace cimport TIME_FIXED, TIME_OF_CLOCK, TIME_OF_SYSTEM, TimeAndNamespace
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.rocksdb.overlay cimport PyThread_get_thread_ident, come_out, go_inside
 from statebackend._core.rocksdb.store cimport Store
 from statebackend._core.tables.cow_map cimport CoreKey
-from statebackend._core.wall_clock cimport wall_clock_init, wall_clock_ms
+from statebackend._core.wall_clock cimport wall_clock_ms
 
-from statebackend.errors import ClosedError, KeyGroupError, UsageError
+from statebackend.errors import ClosedError, UsageError
 
 
-cdef class CurrentKey:
+cdef class CurrentKey(TimeAndNamespace):
     """The compiled half of a keyed backend: the current key, namespace and time."""
 
     def _open(self, Store store not None, KeyCodec codec not None, uint32_t max_parallelism, uint32_t first_group,
               uint32_t last_group, clock, read_clock, bint is_system_clock, encode_namespace,
               frozenset frozen_types not None):
         """Begin to work; `read_clock(clock)` gives milliseconds, `frozen_types` are of namespaces that never change."""
-        memset(&self.key, 0, sizeof(CoreKey))
-        wall_clock_init(&self.wall_clock)
-        self.store, self.codec = store, codec
-        self.max_parallelism = max_parallelism
-        self.first_group = first_group
-        self.n_groups = last_group - first_group + 1
-        self.clock, self.read_clock = clock, read_clock
-        self.clock_source = TIME_OF_SYSTEM if is_system_clock else TIME_OF_CLOCK
-        self.time_source = self.clock_source
-        self.namespace_name = b""
-        self.encode_namespace, self.frozen_types = encode_namespace, frozen_types
+        self.store = store
+        self.set_up(codec, max_parallelism, first_group, last_group, clock, read_clock, is_system_clock,
+                    encode_namespace, frozen_types)
 
     cdef int check(self) except -1:
         if unlikely(self.closed):
@@ -137,27 +126,16 @@ cdef class CurrentKey:
     cdef int take(self, CoreKey *key, object owner) except -1:
         """Make a key current: number, or pointer and length with their owner."""
         cdef object _old_owner = self.key_owner      # ends with this call, when all is set
-        cdef uint32_t group
-        if self.codec.is_int:
-            group = group_of_hash(hash_canonical_int(&self.codec.plan.program, key.number), self.max_parallelism)
-        else:
-            group = group_of_hash(
-                hash_canonical_bytes(&self.codec.plan.program, <const uint8_t *>key.data, key.length),
-                self.max_parallelism)
-        if unlikely(group - self.first_group >= self.n_groups):
-            raise KeyGroupError(
-                "the key belongs to a key group that this backend does not serve",
-                detail=f"key group {group}, served are {self.first_group} to {self.first_group + self.n_groups - 1}",
-                hint="send it to the instance that operator_index_for(...) names")
+        self.find_group(key)
         self.store.overlay.come_in()
         self.has_key = False
         self.turn += 1
         if self.codec.is_int:
-            self.store.begin_place_of_int(group, key.number)
+            self.store.begin_place_of_int(key.group, key.number)
         else:
-            self.store.begin_place_of_bytes(group, key.data, key.length)
+            self.store.begin_place_of_bytes(key.group, key.data, key.length)
         self.store.end_place(self.namespace_name)
-        self.key.number, self.key.data, self.key.length, self.key.group = key.number, key.data, key.length, group
+        self.key.number, self.key.data, self.key.length, self.key.group = key.number, key.data, key.length, key.group
         self.key_owner = owner
         self.has_key = self.store.has_key = True
         return 0
@@ -167,24 +145,10 @@ cdef class CurrentKey:
         self.check()
         self._key = None
 
-    @property
-    def _key(self):
-        """The current key in canonical form, or None."""
-        return self.codec.canonical(&self.key) if self.has_key else None
-
-    @_key.setter
-    def _key(self, canonical):
-        cdef CoreKey new
-        cdef object owner
-        if self.store is None:
-            return
-        if canonical is None:
-            self.has_key = self.store.has_key = False
-            self.turn += 1
-            return
-        memset(&new, 0, sizeof(CoreKey))
-        owner = self.codec.split_canonical(canonical, &new)
-        self.take(&new, owner)
+    cdef int drop_key(self) noexcept:
+        self.has_key = self.store.has_key = False
+        self.turn += 1
+        return 0
 
     @property
     def _key_group(self):
@@ -201,10 +165,6 @@ cdef class CurrentKey:
         if not self.has_key:
             self.no_key()
         return self.codec.canonical(&self.key)
-
-    def _save_key(self):
-        """The current key, its time and the namespace, for `_restore_key`."""
-        return self._key, self.now_known, self.now, self.namespace_name
 
     def _restore_key(self, saved):
         """Return to the key that `_save_key` gave, without reading the clock; inside a call, at its end."""
@@ -235,15 +195,7 @@ cdef class CurrentKey:
         if type(namespace) in self.frozen_types:
             self.namespace_object = namespace
 
-    @property
-    def _namespace(self):
-        """The encoded current namespace."""
-        return self.namespace_name
-
-    @_namespace.setter
-    def _namespace(self, bytes name not None):
-        if self.store is None:
-            return
+    cdef int name_namespace(self, bytes name) except -1:
         self.store.overlay.come_in()
         self.namespace_object = None
         self.namespace_name = name
@@ -252,6 +204,7 @@ cdef class CurrentKey:
             self.has_key = self.store.has_key = False    # until the place is whole again
             self.store.end_place(name)
             self.has_key = self.store.has_key = True
+        return 0
 
     # --- time ---
 
@@ -303,42 +256,9 @@ cdef class CurrentKey:
         self.now_known = True
 
     @property
-    def _event_now(self):
-        """The time that states in event time go by; None: they go by the same as all others."""
-        return self.event_now if self.has_event_time else None
-
-    @_event_now.setter
-    def _event_now(self, now):
-        self.has_event_time = now is not None
-        self.is_told = False
-        if self.has_event_time:
-            self.event_now = now
-
-    @property
-    def _event_cleaned(self):
-        """The time by which what has expired in event time is cleaned up."""
-        return self.event_cleaned
-
-    @_event_cleaned.setter
-    def _event_cleaned(self, int64_t now):
-        self.is_told = False
-        self.event_cleaned = now
-
-    @property
     def event_cleaned_now(self):
         """The time by which states in event time are cleaned up."""
         return self.event_cleaned if self.has_event_time else self.time()
-
-    @property
-    def _worked_at(self):
-        """The time of the last operation that may have changed something, or None; never the machine's."""
-        return self.worked_at if self.has_worked else None
-
-    @_worked_at.setter
-    def _worked_at(self, now):
-        self.has_worked = now is not None
-        if self.has_worked:
-            self.worked_at = now
 
     @property
     def _fixed_now(self):

@@ -1,0 +1,141 @@
+"""`TimeAndNamespace`: the current key, namespace and time of a keyed backend, the base of both compiled backends.
+
+    TimeAndNamespace
+      KeyContext      `_core.handles.key_context`, heap: the key as tables look it up
+      CurrentKey      `_core.rocksdb.current_key`: the key in front of composite keys
+
+Time. A clock given by the caller is read when a key is set. The machine's clock is read when a state with a TTL first
+asks for the time after that, so programs without TTL do not pay for it.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.string cimport memset
+
+from statebackend._core.codecs.codecs cimport KeyCodec
+from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, hash_canonical_int
+from statebackend._core.memory.platform cimport unlikely
+from statebackend._core.tables.cow_map cimport CoreKey
+from statebackend._core.wall_clock cimport wall_clock_init
+
+from statebackend.errors import KeyGroupError
+
+
+cdef class TimeAndNamespace:
+    """What the compiled halves of keyed backends have in common."""
+
+    cdef int set_up(self, KeyCodec codec, uint32_t max_parallelism, uint32_t first_group, uint32_t last_group,
+                    clock, read_clock, bint is_system_clock, encode_namespace, frozen_types) except -1:
+        memset(&self.key, 0, sizeof(CoreKey))
+        wall_clock_init(&self.wall_clock)
+        self.codec = codec
+        self.max_parallelism = max_parallelism
+        self.first_group, self.n_groups = first_group, last_group - first_group + 1
+        self.clock, self.read_clock = clock, read_clock
+        self.clock_source = TIME_OF_SYSTEM if is_system_clock else TIME_OF_CLOCK
+        self.time_source = self.clock_source
+        self.namespace_name = b""
+        self.encode_namespace, self.frozen_types = encode_namespace, frozen_types
+        return 0
+
+    # --- the key ---
+
+    cdef int find_group(self, CoreKey *key) except -1:
+        """Set the key group of a key, which this backend must serve."""
+        if self.codec.is_int:
+            key.group = group_of_hash(hash_canonical_int(&self.codec.plan.program, key.number), self.max_parallelism)
+        else:
+            key.group = group_of_hash(
+                hash_canonical_bytes(&self.codec.plan.program, <const uint8_t *>key.data, key.length),
+                self.max_parallelism)
+        if unlikely(key.group - self.first_group >= self.n_groups):
+            self.group_outside(key.group)
+        return 0
+
+    cdef int group_outside(self, uint32_t group) except -1:
+        raise KeyGroupError(
+            "the key belongs to a key group that this backend does not serve",
+            detail=f"key group {group}, served are {self.first_group} to {self.first_group + self.n_groups - 1}",
+            hint="send it to the instance that operator_index_for(...) names")
+
+    cdef int take(self, CoreKey *key, object owner) except -1:
+        """Make a key current: its number, or its bytes with their owner."""
+        raise NotImplementedError
+
+    cdef int drop_key(self) noexcept:
+        """Have no current key."""
+        self.has_key = False
+        self.turn += 1
+        return 0
+
+    @property
+    def _key(self):
+        """The current key in canonical form, or None."""
+        return self.codec.canonical(&self.key) if self.has_key else None
+
+    @_key.setter
+    def _key(self, canonical):
+        cdef CoreKey new
+        cdef object owner
+        if self.codec is None:
+            return
+        if canonical is None:
+            self.drop_key()
+            return
+        memset(&new, 0, sizeof(CoreKey))
+        owner = self.codec.split_canonical(canonical, &new)
+        self.take(&new, owner)
+
+    def _save_key(self):
+        """The current key, its time and the namespace, for `_restore_key`."""
+        return self._key, self.now_known, self.now, self.namespace_name
+
+    # --- the namespace ---
+
+    @property
+    def _namespace(self):
+        """The encoded current namespace."""
+        return self.namespace_name
+
+    @_namespace.setter
+    def _namespace(self, bytes name not None):
+        if self.codec is not None:
+            self.name_namespace(name)
+
+    cdef int name_namespace(self, bytes name) except -1:
+        """Make an encoded namespace current."""
+        raise NotImplementedError
+
+    # --- time ---
+
+    @property
+    def _event_now(self):
+        """The time of states in event time; None: they use the time of all others."""
+        return self.event_now if self.has_event_time else None
+
+    @_event_now.setter
+    def _event_now(self, now):
+        self.has_event_time = now is not None
+        self.is_told = False
+        if self.has_event_time:
+            self.event_now = now
+
+    @property
+    def _event_cleaned(self):
+        """The time of cleanup in event time."""
+        return self.event_cleaned
+
+    @_event_cleaned.setter
+    def _event_cleaned(self, int64_t now):
+        self.is_told = False
+        self.event_cleaned = now
+
+    @property
+    def _worked_at(self):
+        """The time of the last operation that may have changed something, or None; never the machine's."""
+        return self.worked_at if self.has_worked else None
+
+    @_worked_at.setter
+    def _worked_at(self, now):
+        self.has_worked = now is not None
+        if self.has_worked:
+            self.worked_at = now
