@@ -370,7 +370,7 @@ def _nothing(world: World, count: int) -> None:
 #: The calls that came before under one open mark: each operation makes its own.
 FORMER = Growth("former calls", _nothing, takes_memory=True)
 #: The rows of one call: the cost of a row.
-ROWS = Growth("rows of a batch", _rows)
+ROWS = Growth("rows of a batch", _rows, large=5_000)
 
 GROWTHS = [
     FORMER,
