@@ -144,7 +144,7 @@ def values_of(column: Any) -> list[bytes]:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_random_calls(layout: Layout, rng: random.Random) -> None:
     story = Story(layout, rng)
-    for _ in range(30):
+    for _ in range(18):
         story.step()
         story.check()
     story.end()

@@ -11,7 +11,7 @@ import pytest
 from statebackend._core.batches.kernels import append_many, update_many
 from statebackend._core.batches.map_kernels import put_many
 from statebackend._core.core_probe import MapTable, StateTable
-from statebackend._core.snapshots.changes import changed_entries
+from statebackend._core.snapshots.changes import changed_entries, count_changes
 from statebackend._core.tables.state_core import StateCore
 from statebackend.errors import UsageError
 
@@ -116,6 +116,8 @@ def test_anchors_name_their_keys_through_clones_removals_and_rollbacks():
             if before.get(key, {}).get(map_key) != value
         }
         assert changed <= set(found)
+        entries, earlier = ({(key, k) for key in each for k in each[key]} for each in (model, before))
+        assert count_changes(maps.entries, mark) == (len(found), len(earlier - entries))
         if rng.random() < 0.5:
             core.rollback(mark)
             maps._check()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from statebackend._core.batches.kernels import update_many
-from statebackend._core.core_probe import MapTable, StateTable
+from statebackend._core.core_probe import StateTable
 from statebackend._core.snapshots.changes import count_changes
 from statebackend._core.tables.state_core import StateCore
 from statebackend.errors import UsageError
@@ -73,34 +73,6 @@ def test_counts_are_those_of_the_model(is_blob, hash_mask, removals):
         while marks and rng.random() < 0.4:
             core.release(marks.pop(rng.randrange(len(marks))).mark)
     assert seen == ({True, False} if removals else {False})
-
-
-def test_entries_of_maps_count_one_by_one():
-    rng = random.Random(5)
-    core = StateCore()
-    maps = MapTable(core, max_parallelism=4, hash_mask=7)
-    model: dict[tuple[int, int], int] = {}
-    views: list[Any] = []
-    for _ in range(80):
-        watched = Watched(core, model)
-        for _ in range(rng.randrange(60)):
-            key, map_key, action = rng.randrange(12), rng.randrange(4), rng.random()
-            if action < 0.6:
-                maps.put(key, map_key, 1)
-                model[key, map_key] = 1
-                watched.written.add((key, map_key))
-            elif action < 0.85:
-                maps.remove(key, map_key)
-                model.pop((key, map_key), None)
-            elif action < 0.95:
-                maps.clear(key)
-                model = {place: value for place, value in model.items() if place[0] != key}
-            elif len(views) < 2:
-                views.append(core.snapshot())
-            else:
-                views.pop().release()
-        assert count_changes(maps.entries, watched.mark) == watched.counts(model)
-        core.release(watched.mark)
 
 
 def test_lists_and_objects_count_once_however_often_they_change():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -95,16 +94,7 @@ def test_bytes_per_entry_at_every_moment_of_a_doubling(groups: int) -> None:
     assert worst[0] <= 40, worst
 
 
-def test_scalar_puts_cost_no_more_than_batches() -> None:
-    core = StateCore()
-    table = StateTable(core, value="long")
-    for key in range(200_000):
-        table.put(key, key)
-    assert core.arena.usage()["run_bytes"] / 200_000 <= 40
-
-
-# --- states without entries
-# -----------------------------------------------------------------------------------
+# --- states without entries ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -160,49 +150,35 @@ def test_thirty_two_thousand_key_groups_are_cheap(traced: Callable[[], int]) -> 
     assert [table.get(key) for key in range(10)] == list(range(10))
 
 
-# --- the garbage collector
-# -----------------------------------------------------------------------------------
-
-
-def collections(n: int = 7) -> float:
-    times = []
-    for _ in range(n):
-        start = time.thread_time()
-        gc.collect()
-        times.append(time.thread_time() - start)
-    return statistics.median(times)
+# --- the garbage collector ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", ["long", "bytes", ("list", "long"), ("list", "bytes"), 16])
-def test_a_million_entries_are_nothing_to_the_garbage_collector(value: Any) -> None:
+def test_entries_are_nothing_to_the_garbage_collector(value: Any) -> None:
     core = StateCore()
     table = StateTable(core, value=value)
-    n = 1_000_000
+    n = 200_000
     keys = np.arange(n)
     values: Any = np.zeros((n, 16), np.uint8) if value == 16 else keys
     if value == "bytes" or value == ("list", "bytes"):
         values = (np.arange(n + 1) * 4, np.zeros(4 * n, np.uint8))
     gc.collect()
-    before, time_before = len(gc.get_objects()), collections()
+    before = len(gc.get_objects())
     (kernels.append_many if isinstance(value, tuple) else kernels.update_many)(table, keys, values)
     assert len(table) == n
     gc.collect()
-    after, time_after = len(gc.get_objects()), collections()
     # Extents are no Python objects, nor are entries.
-    assert after - before < 1_000
-    # A loose bound: a million tracked objects would take a hundred times as long.
-    assert time_after < 3 * time_before + 0.02
+    assert len(gc.get_objects()) - before < 1_000
     assert not gc.is_tracked(core.arena)
 
 
-# --- giving back
-# ------------------------------------------------------------------------------------------------
+# --- giving back --------------------------------------------------------------------------------------------
 
 
 def full_table(value: Any) -> tuple[StateCore, StateTable, Any]:
     core = StateCore()
     table = StateTable(core, value=value, max_parallelism=16)
-    n = 300_000
+    n = 200_000
     keys = np.arange(n)
     if value == "bytes":
         kernels.update_many(table, keys, (np.arange(n + 1) * 40, np.zeros(40 * n, np.uint8)))
@@ -211,7 +187,7 @@ def full_table(value: Any) -> tuple[StateCore, StateTable, Any]:
             kernels.append_many(table, keys, keys)
     else:
         kernels.update_many(table, keys, keys)
-    assert core.arena.usage()["extent_bytes"] > 4 * EXTENT
+    assert core.arena.usage()["extent_bytes"] > 2 * EXTENT
     return core, table, keys
 
 
@@ -219,7 +195,7 @@ def full_table(value: Any) -> tuple[StateCore, StateTable, Any]:
 @pytest.mark.parametrize("value", ["long", "bytes", ("list", "long")])
 def test_emptied_tables_give_memory_back(value: Any, how: str, traced: Callable[[], int]) -> None:
     core, table, keys = full_table(value)
-    assert traced() > 4 * EXTENT
+    assert traced() > 2 * EXTENT
     if how == "batch":
         kernels.remove_many(table, keys, threads=2)
     elif how == "scalar":
@@ -232,8 +208,8 @@ def test_emptied_tables_give_memory_back(value: Any, how: str, traced: Callable[
         if isinstance(value, tuple):
             kernels.append_many(table, keys, keys)
         else:
-            for key in keys.tolist():
-                table.put(key, b"" if value == "bytes" else key)
+            values = (np.zeros(len(keys) + 1, np.int64), np.zeros(0, np.uint8)) if value == "bytes" else keys
+            kernels.update_many(table, keys, values)
         core.rollback(mark)
         core.release(mark)
     elif how == "close":
@@ -260,12 +236,12 @@ def test_a_released_snapshot_gives_its_copies_back() -> None:
     before = core.arena.usage()["run_bytes"]
     view = core.snapshot()
     kernels.update_many(table, keys, -keys)
-    assert core.arena.usage()["run_bytes"] > before + 300_000 * 24
+    assert core.arena.usage()["run_bytes"] > before + 200_000 * 24
     view.release()
     drain(core)
     metrics = table.metrics()
     # The slots of the copies stay with their maps for the next snapshot; pages and directories go.
-    assert metrics["used_slots"] == 300_000
+    assert metrics["used_slots"] == 200_000
     assert core.arena.usage()["run_bytes"] == bytes_held(table)
     kernels.remove_many(table, keys)
     drain(core)
@@ -284,7 +260,7 @@ def test_an_open_mark_costs_what_was_changed_under_it_and_gives_it_back() -> Non
     assert core.arena.usage()["run_bytes"] == before
     kernels.update_many(table, keys, -keys)
     taken = core.arena.usage()["run_bytes"] - before
-    assert 300_000 * 16 <= taken <= 300_000 * 20
+    assert 200_000 * 16 <= taken <= 200_000 * 20
     kernels.update_many(table, keys, keys)  # not again
     assert core.arena.usage()["run_bytes"] - before == taken
     core.release(mark)
@@ -301,8 +277,7 @@ def test_scratch_of_large_batches_is_given_back_on_demand(traced: Callable[[], i
     assert traced() < 1_000_000
 
 
-# --- extents seen from Python
-# ---------------------------------------------------------------------------------------
+# --- extents seen from Python -------------------------------------------------------------------------------
 
 
 def test_arrays_of_extents_show_the_memory_and_are_traced(traced: Callable[[], int]) -> None:
@@ -399,7 +374,7 @@ def test_a_forked_child_goes_on_and_makes_extents_ahead_of_its_own() -> None:
     """The thread that makes them is not there in a child. Forks come at several moments of its work."""
     core = StateCore()
     table = StateTable(core, value=2_000)
-    for turn in range(8):
+    for turn in range(4):
         keys = np.arange(turn * 3_000, (turn + 1) * 3_000)
         kernels.update_many(table, keys, np.zeros((3_000, 2_000), np.uint8))
         child = os.fork()

@@ -16,9 +16,6 @@ from contextlib import contextmanager
 import pytest
 from map_model import THINGS, Layout, MapModel
 
-from statebackend._core.core_probe import StateTable
-from statebackend._core.tables.state_core import StateCore
-
 pytestmark = pytest.mark.checked
 
 KINDS = ["long", "int", "short", "byte", "double", "float", "bool", "bytes", "object", "copied"]
@@ -75,6 +72,7 @@ def test_collisions_in_small_and_larger_key_spaces(keys: int, hash_mask: int, rn
         )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "layout", [Layout("long"), Layout("bytes", "bytes"), Layout(16, timestamps=True)], ids=str
 )
@@ -155,62 +153,6 @@ def test_closing_in_the_middle_frees_everything(rng: random.Random) -> None:
                 for view, _ in model.snapshots:
                     view.release()
                 model.core.close()
-
-
-# --- objects that their reader changes in place and puts back: an older snapshot or mark must not see it ---
-
-
-def object_table(**options: object) -> tuple[StateCore, StateTable]:
-    core = StateCore()
-    return core, StateTable(core, value="object", copy_value=list, max_parallelism=1, **options)
-
-
-def change_in_place(table: StateTable, key: int) -> None:
-    value = table.get(key)
-    value.append("later")
-    table.put(key, value)
-
-
-def test_a_snapshot_keeps_an_object_whose_entry_was_cloned_as_a_neighbour() -> None:
-    core, table = object_table(hash_mask=0)
-    for key in range(3):
-        table.put(key, [key])
-    with core.snapshot() as view:
-        table.put(0, ["written"])  # the entries before it in the chain are cloned
-        for key in (1, 2):
-            change_in_place(table, key)
-        assert table.rows_in(view) == {(key, 0): [key] for key in range(3)}
-
-
-def test_a_snapshot_keeps_an_object_whose_entry_was_cloned_by_a_rehash() -> None:
-    core, table = object_table(initial_capacity=4)
-    n = 0
-    while n < 100 or not table.metrics()["rehashing_maps"]:
-        table.put(n, [n])
-        n += 1
-    with core.snapshot() as view:
-        while table.metrics()["rehashing_maps"]:
-            table.contains(0)
-        for key in range(n):
-            change_in_place(table, key)
-        assert table.rows_in(view) == {(key, 0): [key] for key in range(n)}
-
-
-@pytest.mark.parametrize("change", ["write", "remove"])
-def test_a_snapshot_keeps_an_object_that_a_rollback_brought_back(change: str) -> None:
-    core, table = object_table()
-    table.put(1, [1])
-    mark = core.mark()
-    with core.snapshot() as view:
-        if change == "write":
-            table.put(1, [2])
-        else:
-            table.remove(1)
-        core.rollback(mark)
-        core.release(mark)
-        change_in_place(table, 1)
-        assert table.rows_in(view) == {(1, 0): [1]}
-    assert table.get(1) == [1, "later"]
 
 
 @pytest.mark.stress

@@ -24,18 +24,6 @@ def test_a_namespace_keeps_its_number(core):
     assert core.namespaces.number(b"") == 0
 
 
-def test_passed_windows_leave_nothing_behind(core):
-    table = StateTable(core, value="long", namespaces=True, max_parallelism=2)
-    for i in range(20_000):
-        table.put(1, i, core.namespaces.number(b"window-%d" % i))
-        if i >= 10:
-            assert table.remove(1, core.namespaces.find(b"window-%d" % (i - 10)))
-    assert len(core.namespaces) < 2000
-    assert {core.namespaces.name(entry.namespace): entry.value for entry in table} == {
-        b"window-%d" % i: i for i in range(19_990, 20_000)
-    }
-
-
 @pytest.mark.parametrize("holder", ["mark", "snapshot", "pin"])
 def test_a_number_lives_while_a_mark_a_snapshot_or_a_pin_needs_it(core, holder):
     table = StateTable(core, value="long", namespaces=True)
