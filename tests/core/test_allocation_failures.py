@@ -440,18 +440,17 @@ def consume(calls: Iterator[None]) -> None:
         pass
 
 
-def fill_up(core: StateCore, table: StateTable) -> int:
-    """Put until the limit says no; how many entries there are."""
+def test_max_bytes_stops_growth_and_changes_nothing() -> None:
+    core = StateCore(max_bytes=1 << 20)  # less than an extent
+    table = StateTable(core, value="long")
+    with pytest.raises(MemoryLimitError):
+        table.put(1, 1)
+    assert (len(table), table.get(1)) == (0, None)
+    core.arena.set_limit(10 << 20)
     numbers = itertools.count()
     with pytest.raises(MemoryLimitError, match="max_bytes="):
         consume(table.put(number, number) for number in numbers)
-    return next(numbers) - 1
-
-
-def test_max_bytes_stops_growth_and_changes_nothing() -> None:
-    core = StateCore(max_bytes=10 << 20)
-    table = StateTable(core, value="long")
-    n = fill_up(core, table)
+    n = next(numbers) - 1
     assert n > 100_000
     assert core.metrics()["used_bytes"] <= 10 << 20
     assert len(table) == n
@@ -470,17 +469,6 @@ def test_max_bytes_stops_growth_and_changes_nothing() -> None:
     core.arena.set_limit(0)
     table.put(n, n)
     assert table.get(n) == n
-
-
-def test_max_bytes_below_one_extent() -> None:
-    core = StateCore(max_bytes=1 << 20)
-    table = StateTable(core, value="long")
-    with pytest.raises(MemoryLimitError):
-        table.put(1, 1)
-    assert (len(table), table.get(1)) == (0, None)
-    core.arena.set_limit(8 << 20)
-    table.put(1, 1)
-    assert table.get(1) == 1
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)

@@ -142,16 +142,21 @@ def test_a_float_that_rounds_to_infinity_is_out_of_range() -> None:
     assert (table.get(1), lists.get(1)) == (float("-inf"), None)
 
 
-@pytest.mark.parametrize("namespace", [-1, 2**32, "a", None])
-def test_a_namespace_that_is_no_number_of_32_bits(namespace: Any) -> None:
-    table = StateTable(StateCore(), namespaces=True)
-    for call in (
-        lambda: table.put(1, 1, namespace),
-        lambda: table.get(1, namespace),
-        lambda: kernels.update_many(table, np.arange(2), np.arange(2), namespace=namespace),
-    ):
+def test_namespaces_and_timestamps_that_do_not_fit() -> None:
+    table = StateTable(StateCore(), namespaces=True, timestamps=True)
+    for namespace in (-1, 2**32, "a", None):
+        for call in (
+            lambda namespace=namespace: table.put(1, 1, namespace),
+            lambda namespace=namespace: table.get(1, namespace),
+            lambda namespace=namespace: kernels.update_many(
+                table, np.arange(2), np.arange(2), namespace=namespace
+            ),
+        ):
+            with pytest.raises((OverflowError, TypeError)):
+                call()
+    for timestamp in (2**63, -(2**63) - 1, "a", None):
         with pytest.raises((OverflowError, TypeError)):
-            call()
+            table.put(1, 1, 0, timestamp)
     assert len(table) == 0
     table.put(1, 1, 2**32 - 1)
     assert contents(table) == {(1, 2**32 - 1): 1}
@@ -165,14 +170,6 @@ def test_a_namespace_for_a_table_without_them() -> None:
             call()
     table._check()
     assert contents(table) == {(1, 0): 1}
-
-
-@pytest.mark.parametrize("timestamp", [2**63, -(2**63) - 1, "a", None])
-def test_a_timestamp_that_is_no_number_of_64_bits(timestamp: Any) -> None:
-    table = StateTable(StateCore(), timestamps=True)
-    with pytest.raises((OverflowError, TypeError)):
-        table.put(1, 1, 0, timestamp)
-    assert len(table) == 0
 
 
 def test_keys_of_foreign_key_groups() -> None:
@@ -201,65 +198,27 @@ def test_operations_of_another_kind_of_table() -> None:
 # --- layouts ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"value": "string"},
-        {"value": None},
-        {"value": 0},
-        {"value": -1},
-        {"value": 65_537},
-        {"value": 1.5},
-        {"value": ("list",)},
-        {"value": ("map", "long")},
-        {"value": ("list", "nothing")},
-        {"value": ()},
-        {"value": ("list", ("list", "long"))},
-        {"key": "long"},
-        {"key": None},
-        {"key": 5},
-        {"max_parallelism": 0},
-        {"max_parallelism": -1},
-        {"max_parallelism": 32_769},
-        {"initial_capacity": 0},
-        {"initial_capacity": 2},
-        {"initial_capacity": 65},
-        {"initial_capacity": 2**31},
-        {"initial_capacity": -64},
-    ],
-    ids=stable_repr,
-)
-def test_an_unknown_layout(options: dict[str, Any]) -> None:
+WRONG_OPTIONS: list[tuple[str, Any, list[Any]]] = [
+    ("value", UsageError, ["string", None, 0, -1, 65_537, 1.5, (), ("list",), ("map", "long")]),
+    ("value", UsageError, [("list", "nothing"), ("list", ("list", "long"))]),
+    ("key", UsageError, ["long", None, 5]),
+    ("max_parallelism", UsageError, [0, -1, 32_769]),
+    ("initial_capacity", UsageError, [0, 2, 65, 2**31, -64]),
+    ("key_group_range", KeyGroupError, [(-1, 3), (0, 128), (5, 4), (128, 128)]),
+    ("hash_mask", (TypeError, OverflowError), [2**32, -1]),
+    ("key_group_range", (TypeError, UsageError), [5]),
+    ("max_parallelism", (TypeError, UsageError), ["8"]),
+    ("initial_capacity", (TypeError, UsageError), ["64"]),
+    ("plan", (TypeError, UsageError), [5]),
+]
+
+
+@pytest.mark.parametrize(("option", "error", "values"), WRONG_OPTIONS, ids=stable_repr)
+def test_an_option_that_makes_no_table(option: str, error: Any, values: list[Any]) -> None:
     core = StateCore()
-    with pytest.raises(UsageError):
-        StateTable(core, **options)
-    usable(core)
-
-
-@pytest.mark.parametrize("key_group_range", [(-1, 3), (0, 10), (5, 4), (10, 10)])
-def test_a_key_group_range_that_is_none(key_group_range: tuple[int, int]) -> None:
-    core = StateCore()
-    with pytest.raises(KeyGroupError):
-        StateTable(core, max_parallelism=10, key_group_range=key_group_range)
-    usable(core)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"hash_mask": 2**32},
-        {"hash_mask": -1},
-        {"key_group_range": 5},
-        {"max_parallelism": "8"},
-        {"initial_capacity": "64"},
-        {"plan": 5},
-    ],
-    ids=stable_repr,
-)
-def test_options_of_the_wrong_type(options: dict[str, Any]) -> None:
-    core = StateCore()
-    with pytest.raises((TypeError, OverflowError, UsageError)):
-        StateTable(core, **options)
+    for value in values:
+        with pytest.raises(error):
+            StateTable(core, **{option: value})
     usable(core)
 
 

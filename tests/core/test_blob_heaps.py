@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-import numpy.typing as npt
 import pytest
-from map_model import reduce_many
+from map_model import packed, reduce_many
 
 from statebackend._core.batches import kernels
 from statebackend._core.core_probe import StateTable
@@ -14,16 +15,9 @@ from statebackend._core.tables.state_core import StateCore
 pytestmark = pytest.mark.checked
 
 ROWS = 20_000
-Runs = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]
 
 
-def runs_of(values: list[bytes]) -> Runs:
-    offsets = np.zeros(len(values) + 1, dtype=np.int64)
-    np.cumsum([len(value) for value in values], out=offsets[1:])
-    return offsets, np.frombuffer(b"".join(values), dtype=np.uint8)
-
-
-def values_for(keys: npt.NDArray[np.int64], turn: int) -> list[bytes]:
+def values_for(keys: Any, turn: int) -> list[bytes]:
     # 20 to 43 bytes: two classes of blocks, which change from turn to turn.
     return [b"%020d" % key + b"x" * ((key + turn) % 24) for key in keys.tolist()]
 
@@ -46,15 +40,15 @@ def test_all_blobs_come_back_whatever_the_number_of_threads(np_rng: np.random.Ge
     for turn, threads in enumerate([1, 2, 16, 3, 1, 2, 5, 1, 16, 2, 1, 2]):
         order = np_rng.permutation(keys)
         given = values_for(order, turn)
-        names = runs_of([b"key %d" % key for key in order.tolist()])
-        kernels.update_many(table, names, runs_of(given), threads=threads)
+        names = packed([b"key %d" % key for key in order.tolist()])
+        kernels.update_many(table, names, packed(given), threads=threads)
         core.arena._check()
         seen.append(run_bytes(core))
         some = order[:50].tolist()
         assert [table.get(b"key %d" % key) for key in some] == given[:50]
     # How many slabs the lanes share depends on who comes first; what were lost would add up over six turns.
     assert max(seen[6:]) <= 1.3 * max(seen[:6])
-    kernels.remove_many(table, runs_of([b"key %d" % key for key in keys.tolist()]), threads=3)
+    kernels.remove_many(table, packed([b"key %d" % key for key in keys.tolist()]), threads=3)
     drain(core)
     assert core.arena.usage()["blob_bytes"] == 0
     assert run_bytes(core) < 1 << 20
@@ -65,13 +59,13 @@ def growth_by_new_values(before: int, after: int) -> int:
     core = StateCore()
     table = StateTable(core, value="bytes")
     keys = np.arange(ROWS)
-    kernels.update_many(table, keys, runs_of([b"%024d" % key for key in keys.tolist()]), threads=before)
+    kernels.update_many(table, keys, packed([b"%024d" % key for key in keys.tolist()]), threads=before)
     # No slab becomes empty.
     kernels.remove_many(table, keys[::2].copy(), threads=before)
     full = run_bytes(core)
     values = [b"%024d" % key for key in keys[::2].tolist()]
     if after:
-        kernels.update_many(table, keys[::2].copy(), runs_of(values), threads=after)
+        kernels.update_many(table, keys[::2].copy(), packed(values), threads=after)
     else:
         for key, value in zip(keys[::2].tolist(), values, strict=True):
             table.put(key, value)
@@ -93,9 +87,9 @@ def test_byte_keys_that_differ_in_one_byte_are_told_apart() -> None:
         keys += [plain[:at] + b"K" + plain[at + 1 :] for at in range(length)]
     rows = [key for key in keys for _ in range(2)]  # enough for the batch to be sorted
     for threads in (1, 2):
-        reduce_many(table, runs_of(rows), np.arange(len(rows)), "last", threads=threads)
+        reduce_many(table, packed(rows), np.arange(len(rows)), "last", threads=threads)
         assert len(table) == len(keys)
-        found, _ = kernels.get_many(table, runs_of(rows), threads=threads)
+        found, _ = kernels.get_many(table, packed(rows), threads=threads)
         assert found.tolist() == [2 * (row // 2) + 1 for row in range(len(rows))]
     assert [table.get(key) for key in keys] == [2 * at + 1 for at in range(len(keys))]
     assert table.get(b"k" * 40) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from twin.implementations import ORDERS, MapRules, contents, copies, reclaim, slots, view_contents
+from twin.implementations import ORDERS, MapRules, contents, copies, reclaim, view_contents
 
 from statebackend.errors import UsageError
 
@@ -29,15 +29,6 @@ class TestMarks(MapRules):
         assert [table.timestamp(key) for key in (1, 2, 3, 4)] == [10, 20, 30, None]
         assert len(table) == 3
         table._check()
-
-    def test_a_mark_clones_nothing_and_is_written_in_place(self):
-        core, table = self.chained(1, 2, 3)
-        before = slots(table, 1)
-        core.mark()
-        for key in (1, 2, 3):
-            table.put(key, -1)
-        assert slots(table, 1) == before
-        assert copies(table) == (0, 0)
 
     def test_rollback_keeps_the_mark_and_older_ones_and_ends_newer_ones(self):
         core, table = self.chained(1)
@@ -170,16 +161,6 @@ class TestMarks(MapRules):
             reclaim(core)
             assert table.map_info(0)["used_slots"] == len(state)
 
-    def test_clones_made_unwritten_are_journalled_when_they_are_written(self):
-        core, table = self.chained(1, 2)
-        mark = core.mark()
-        with core.snapshot() as view:
-            table.put(1, -1)  # clones the entry of 2 as well
-            table.put(2, -2)
-            assert table.dirty(mark) == {(1, 0), (2, 0)}
-            core.rollback(mark)
-            assert contents(table) == view_contents(view, table) == {1: 1, 2: 2}
-
     def test_what_a_mark_holds_comes_back_when_it_is_released(self):
         core, table = self.make(value="bytes")
         for key in range(20):
@@ -249,15 +230,17 @@ class TestDirtySet(MapRules):
             table.put(7, -7)
         assert table.dirty(mark) == {(7, 0)}
 
-    def test_what_is_copied_for_a_snapshot_is_not_dirty(self):
+    def test_what_is_copied_for_a_snapshot_is_dirty_only_once_it_is_written(self):
         core, table = self.chained(1, 2, 3)
         mark = core.mark()
-        with core.snapshot():
+        with core.snapshot() as view:
             table.put(1, -1)
             assert copies(table)[0] == 3
             assert table.dirty(mark) == {(1, 0)}
             table.put(2, -2)
             assert table.dirty(mark) == {(1, 0), (2, 0)}
+            core.rollback(mark)
+            assert contents(table) == view_contents(view, table) == {1: 1, 2: 2, 3: 3}
 
     def test_what_rehash_clones_under_a_snapshot_is_not_dirty(self):
         core, table, _ = self.rehashing(64)

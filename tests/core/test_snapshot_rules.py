@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from twin.implementations import (
-    COMPILED,
     ORDERS,
     MapRules,
     contents,
@@ -92,7 +89,7 @@ class TestSnapshots(MapRules):
             assert slots(table, 1)[1] != before[1]
             assert view_contents(older, table) == {1: 1}
 
-    def test_releasing_twice_does_nothing(self):
+    def test_a_released_snapshot_cannot_be_read_and_releasing_twice_does_nothing(self):
         core, table = self.chained(1)
         view, other = core.snapshot(), core.snapshot()
         view.release()
@@ -101,39 +98,16 @@ class TestSnapshots(MapRules):
         view.release()
         assert core.metrics()["snapshots"] == [other.version]
         assert view.version == 0
-        assert view_contents(other, table) == {1: 1}
-
-    def test_a_released_snapshot_cannot_be_read(self):
-        core, table = self.chained(1)
-        view = core.snapshot()
-        view.release()
         for read in (lambda: table.rows_in(view), lambda: view.group_sizes(table)):
             with pytest.raises(ClosedError):
                 read()
+        assert view_contents(other, table) == {1: 1}
 
     def test_a_snapshot_does_not_know_tables_of_another_core(self):
         core, _ = self.chained(1)
         _, other = self.chained(1)
         with core.snapshot() as view, pytest.raises(UsageError, match="another backend"):
             other.rows_in(view)
-
-    def test_a_snapshot_is_read_and_released_on_another_thread(self):
-        core, table = self.chained(*range(20))
-        view, found = core.snapshot(), []
-        table.put(3, -3)
-
-        def read_and_release():
-            found.append(view_contents(view, table))
-            view.release()
-
-        thread = threading.Thread(target=read_and_release)
-        thread.start()
-        thread.join()
-        assert found == [{key: key for key in range(20)}]
-        table.put(4, -4)
-        assert core.metrics()["highest_required_snapshot_version"] == 0
-        reclaim(core)
-        assert table.map_info(0)["used_slots"] == 20
 
     def test_a_snapshot_that_is_forgotten_is_released(self):
         core, table = self.chained(1)
@@ -193,42 +167,3 @@ class TestSnapshots(MapRules):
             table.get(0)
         assert table.map_info(0)["used_slots"] == 40
         assert core.advance() is False
-
-
-class TestMemory(MapRules):
-    def test_an_emptied_map_gives_everything_back(self):
-        for value, first, second in layouts(self.implementation):
-            core, table = self.make(value=value, initial_capacity=4, key="bytes")
-            keys = [b"key %d" % number for number in range(300)]
-            mark = core.mark()
-            for key in keys:
-                table.put(key, first)
-            view = core.snapshot()
-            for key in keys:
-                table.put(key, second)
-            core.rollback(mark)
-            for key in keys:
-                table.put(key, second)
-                table.remove(key)
-            core.release(mark)
-            view.release()
-            reclaim(core)
-            info = table.map_info(0)
-            assert (info["size"], info["used_slots"], info["run_bytes"], info["directories"]) == (0, 0, 0, 0)
-            assert info["primary_capacity"] == 4
-            if self.implementation is COMPILED:
-                usage = core.arena.usage()
-                assert (usage["run_bytes"], usage["blob_bytes"]) == (0, 0)
-            core._check()
-
-    def test_a_map_of_a_snapshot_gives_everything_back_after_it(self):
-        core, table = self.make(initial_capacity=4)
-        for key in range(300):
-            table.put(key, key)
-        with core.snapshot() as view:
-            for key in range(300):
-                table.remove(key)
-            assert table.map_info(0)["used_slots"] == 300
-            assert len(view_contents(view, table)) == 300
-        reclaim(core)
-        assert table.map_info(0)["run_bytes"] == 0
