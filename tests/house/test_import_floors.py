@@ -25,7 +25,8 @@ HOUSE: tuple[tuple[str, ...], ...] = (
     ("_core.memory",),
     ("_core.tables",),
     ("_core.codecs",),
-    ("_core.snapshots", "_core.batches", "_core.handles", "_core.rocksdb", "columns"),
+    ("_core.snapshots", "_core.batches", "_core.handles", "columns"),
+    ("_core.rocksdb",),
     ("checkpoint.files",),
     ("checkpoint.store",),
     ("checkpoint",),
@@ -300,7 +301,7 @@ SAMPLE["types/__init__.py"] = (
         (
             "testing/x.py",
             "from statebackend import spark\n",
-            "testing.x [20] imports statebackend.spark [20]",
+            "testing.x [21] imports statebackend.spark [21]",
         ),
         ("novelty.py", "", "statebackend.novelty has no floor"),
         ("novelty/a.py", "", "statebackend.novelty has no floor"),
