@@ -51,8 +51,7 @@ def run_suite(folder: Path, body: str, *options: str, build: str = "checked") ->
     return done.stdout + done.stderr
 
 
-def test_what_is_freed_in_time_passes(tmp_path: Path) -> None:
-    body = """
+WITHOUT_FAILURE = """
 @pytest.fixture
 def thing():
     return Thing()
@@ -61,56 +60,38 @@ def thing():
 def wide():
     return Thing()
 
+@pytest.fixture(scope="module")
+def leaking():
+    kept.append(Thing())
+
 def test_fixture(thing): pass
 def test_cycle():
     x = [Thing()]
     x.append(x)
 def test_wide(wide): pass
 def test_after_wide(): pass
+def test_leaking(leaking): pass
 """
-    assert "4 passed" in run_suite(tmp_path, body)
-
-
-def test_a_leak_is_charged_to_the_test_that_leaked(tmp_path: Path) -> None:
-    out = run_suite(tmp_path, "def test_bad():\n    kept.append(Thing())\ndef test_good():\n    Thing()\n")
-    assert "left alive by this test: {'things': 1}" in out
-    assert "ERROR" in out
-    assert "2 passed, 1 error" in out
-
-
-def test_a_failing_test_is_not_also_called_leaking(tmp_path: Path) -> None:
-    out = run_suite(tmp_path, "def test_bad():\n    x = Thing()\n    assert 0\ndef test_good(): pass\n")
-    assert "1 failed, 1 passed" in out
-    assert "left alive" not in out
 
 
 def test_a_leak_of_a_wide_fixture_is_found_at_the_end(tmp_path: Path) -> None:
-    body = """
-@pytest.fixture(scope="module")
-def wide():
-    kept.append(Thing())
-
-def test_wide(wide): pass
-"""
-    out = run_suite(tmp_path, body)
-    assert "1 passed, 1 error" in out
+    out = run_suite(tmp_path, WITHOUT_FAILURE)
+    assert "5 passed, 1 error" in out
     assert "nothing_alive_at_the_end" in out
+    assert "left alive by this test" not in out
 
 
-def test_random_numbers_repeat_and_a_failure_says_how(tmp_path: Path) -> None:
-    body = "def test_bad(rng, np_rng):\n    assert 0, f'{rng.random()} {np_rng.random()}'\n"
-    runs = [run_suite(tmp_path, body, "--seed", seed) for seed in ("1", "1", "2")]
-    drawn = [[line for line in run.splitlines() if "AssertionError" in line] for run in runs]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert "--seed 1'" in runs[0]
+WITH_FAILURES = """
+def test_leaking(): kept.append(Thing())
+def test_good(): Thing()
+def test_failing():
+    x = Thing()
+    assert 0
+def test_random(rng, np_rng): assert 0, f"drawn {rng.random()} {np_rng.random()}"
 
+@pytest.mark.stress
+def test_long(): print("some long.")
 
-@pytest.mark.parametrize(("options", "summary"), [((), "1 deselected"), (("--stress",), "1 passed")])
-def test_long_runs_wait_to_be_asked_for(tmp_path: Path, options: tuple[str, ...], summary: str) -> None:
-    assert summary in run_suite(tmp_path, "@pytest.mark.stress\ndef test_long(): pass\n", *options)
-
-
-MANY_CASES = """
 @pytest.mark.parametrize("a", range(5))
 @pytest.mark.parametrize("b", range(4))
 @pytest.mark.parametrize("c", range(3))
@@ -128,22 +109,40 @@ def test_other(): print("some other.")
 """
 
 
-def cases_of(folder: Path, *options: str) -> tuple[set[str], set[str]]:
-    out = run_suite(folder, MANY_CASES, "-s", *options)
-    return set(re.findall(r"case (\d+)", out)), set(re.findall(r"some (\w+)", out))
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What a suite with failures says: twice with a seed and a day, with others, and with all cases."""
+    folder = tmp_path_factory.mktemp("suite")
+    once = ("--seed", "1", "--day", "one")
+    options = (once, once, ("--seed", "2", "--day", "two"), ("--seed", "1", "--stress"))
+    return [run_suite(folder, WITH_FAILURES, "-s", *each) for each in options]
 
 
-def test_a_run_has_every_pair_of_values_and_samples_of_the_day(tmp_path: Path) -> None:
-    days = [cases_of(tmp_path, "--day", day) for day in ("one", "one", "two")]
-    assert days[0] == days[1] != days[2]
-    for cases, some in days:
+def test_a_leak_is_charged_to_the_test_that_leaked_and_to_no_failing_one(runs: list[str]) -> None:
+    for out in runs:
+        assert out.count("left alive by this test: {'things': 1}") == 1
+        assert "ERROR at teardown of test_leaking" in out
+        assert re.search(r"2 failed, \d+ passed, .*1 error", out)
+
+
+def test_random_numbers_repeat_and_a_failure_says_how(runs: list[str]) -> None:
+    drawn = [re.findall(r"^E .*drawn (\S+ \S+)", out, re.M)[0] for out in runs]
+    assert drawn[0] == drawn[1] == drawn[3] != drawn[2]
+    assert "--seed 1'" in runs[0]
+    assert "--seed 1 --stress'" in runs[3]
+
+
+def test_a_run_has_every_pair_of_values_and_samples_of_the_day(runs: list[str]) -> None:
+    chosen = [set(re.findall(r"(case \d+|some \w+)", out)) for out in runs]
+    assert chosen[0] == chosen[1] != chosen[2]
+    for each in chosen[:3]:
+        cases = [case.removeprefix("case ") for case in each if case.startswith("case")]
         assert len(cases) < 40
         for first, second in ((0, 1), (0, 2), (1, 2)):
             sizes = (5, 4, 3)
             assert len({(case[first], case[second]) for case in cases}) == sizes[first] * sizes[second]
-        assert len(some) == 3
-    cases, some = cases_of(tmp_path, "--stress")
-    assert (len(cases), len(some)) == (60, 11)
+        assert len(each) == len(cases) + 3
+    assert len(chosen[3]) == 60 + 12, "all cases, and the long one"
 
 
 def test_the_wrong_build_is_refused(tmp_path: Path) -> None:

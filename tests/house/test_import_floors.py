@@ -7,6 +7,7 @@ the suite passes. Imports for types only, imports in functions and ``cimport`` c
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from pathlib import Path
@@ -117,10 +118,12 @@ def sources(root: Path = SOURCES.parent) -> list[Path]:
     return sorted(p for p in root.glob("statebackend/**/*") if p.suffix in (".py", ".pyx", ".pxd"))
 
 
+@functools.cache
 def known_modules(root: Path = SOURCES.parent) -> set[str]:
     return {module_name(path, root) for path in sources(root)}
 
 
+@functools.cache
 def packages(root: Path = SOURCES.parent) -> set[str]:
     return {module_name(path, root) for path in sources(root) if path.stem == "__init__"}
 
@@ -140,6 +143,7 @@ def imports_of(path: Path, root: Path = SOURCES.parent) -> set[str]:
     } - {module}
 
 
+@functools.cache
 def modules_named_by(face: str, root: Path = SOURCES.parent) -> set[str]:
     """The modules that a face imports as modules, so that others may take them from it."""
     door = root.joinpath(*face.split("."), "__init__.py")

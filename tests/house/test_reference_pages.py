@@ -8,6 +8,7 @@ first cell of each row is a call, ``get(key, default=None)``, an attribute, or f
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -58,6 +59,7 @@ def tables(text: str) -> Iterator[list[list[str]]]:
         yield [lines[0], *lines[2:]]
 
 
+@functools.cache
 def member_rows() -> list[Row]:
     rows = []
     for page in PAGES:
@@ -195,8 +197,12 @@ def test_every_public_class_has_a_docstring_with_an_example() -> None:
 # --- error codes
 
 
+@functools.cache
 def codes_in_package() -> set[str]:
     """Every ``code`` that the package gives an error, and every default code of an error class."""
+    for module in python_modules():  # classes of modules that are not imported yet count too
+        if not module.startswith("statebackend.spark"):
+            importlib.import_module(module)
     found_codes: set[str] = set()
     for path in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -225,9 +231,6 @@ def listed_codes() -> list[str]:
 
 @reads_sources
 def test_every_code_is_in_the_catalogue_once() -> None:
-    for module in python_modules():  # classes of modules that are not imported yet count too
-        if not module.startswith("statebackend.spark"):
-            importlib.import_module(module)
     listed = listed_codes()
     assert sorted(codes_in_package() - set(listed)) == [], "add them to docs/errors.md"
     assert sorted(set(listed) - codes_in_package()) == [], "no longer raised: remove them from docs/errors.md"
