@@ -49,16 +49,29 @@ class World:
         self.make = value_maker(self.kind)
         self.core = StateCore(seed=11)
         self.table = layout.table(self.core, **{"max_parallelism": 1, "initial_capacity": 4, **options})
+        self.hold(condition)
+
+    def hold(self, condition: str) -> None:
+        """Fill the table, under a condition."""
         self.marks: list[Any] = []
         self.views: list[Any] = []
-        self.fill(range(size))
+        self.then: Any = None  # at the mark
+        self.fill(range(self.size))
         for word in condition.split(" in ")[::-1]:
             if word == "mark":
+                self.then = self.contents()
                 self.marks.append(self.core.mark())
             elif word == "snapshot":
                 self.views.append(self.core.snapshot())
             if word != condition:
-                self.fill(range(0, size, 3))
+                self.fill(range(0, self.size, 3))
+
+    def go_back(self) -> None:
+        for mark in reversed(self.marks):
+            self.core.rollback(mark)
+            self.check()
+            self.core.release(mark)
+        assert not self.marks or self.then in (None, self.contents())
 
     def key(self, number: int) -> Any:
         return number if self.layout.key == "int" else b"key-%d" % number
@@ -101,10 +114,7 @@ class World:
         self.fill([NEW + 1, NEW + 2, *range(0, self.size, 2)])
         self.table.remove(self.key(NEW + 2))
         self.check()
-        for mark in reversed(self.marks):
-            self.core.rollback(mark)
-            self.check()
-            self.core.release(mark)
+        self.go_back()
         for view in self.views:
             self.table.rows_in(view)
             view.release()
@@ -351,16 +361,7 @@ class MapWorld(World):
         self.map = MapTable(
             self.core, key="int", map_key=map_key, value=value, max_parallelism=1, initial_capacity=4
         )
-        self.marks, self.views = [], []
-        self.fill(range(size))
-        for word in condition.split(" in ")[::-1]:
-            if word == "mark":
-                self.then = self.contents()
-                self.marks.append(self.core.mark())
-            elif word == "snapshot":
-                self.views.append(self.core.snapshot())
-            if word != condition:
-                self.fill(range(0, size, 3))
+        self.hold(condition)
 
     def map_key(self, number: int) -> Any:
         return number if self.map_key_kind == "int" else b"map-key-%d" % number
@@ -382,11 +383,7 @@ class MapWorld(World):
     def end(self) -> None:
         self.fill([NEW + 1, *range(0, self.size, 2)])
         self.check()
-        for mark in reversed(self.marks):
-            self.core.rollback(mark)
-            self.check()
-            assert self.contents() == self.then
-            self.core.release(mark)
+        self.go_back()
         for view in self.views:
             view.release()
         for key in (*range(3), NEW):
@@ -521,6 +518,7 @@ def test_a_rollback_works_at_the_limit() -> None:
     assert world.table.rows_in(world.views[0]) == {(key, 0): -key for key in range(40_000)}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_stops_at_max_bytes(layout: Layout) -> None:
     world = World(layout, "snapshot in mark", 20)

@@ -1,4 +1,7 @@
-"""Batches of additions, expiring reads, map entries and lists: what they do is what one call after the other does."""
+"""Batches of additions, map entries and lists: what they do is what one call after the other does.
+
+`contract.test_vectorised_sequences` and `contract.test_ttl_model` compare what expires with calls for one row.
+"""
 
 from __future__ import annotations
 
@@ -318,163 +321,11 @@ def test_plans_that_do_not_fit() -> None:
     assert len(table) == 0
 
 
-# --- expiring reads ---
-
-
-@pytest.mark.parametrize("value", ["long", 3, "bytes"])
-@pytest.mark.parametrize("shows_expired", [False, True])
-@pytest.mark.parametrize("renews", [False, True])
-def test_reads_that_expire(value: Any, shows_expired: bool, renews: bool, rng: random.Random) -> None:
-    core = StateCore()
-    table = StateTable(core, value=value, max_parallelism=4, timestamps=True)
-    model: dict[int, tuple[Any, int]] = {}
-    made = {
-        "long": lambda: rng.randrange(99),
-        3: lambda: rng.randbytes(3),
-        "bytes": lambda: rng.randbytes(9),
-    }[value]
-    with surroundings(core, rng) as something:
-        for now in range(0, 500, 10):
-            something()
-            for _ in range(8):
-                key = rng.randrange(20)
-                model[key] = (made(), now)
-                table.put(key, *model[key][:1], timestamp=now)
-            rows = [rng.randrange(20) for _ in range(rng.choice([3, 30]))]
-            looked = [key in model and (shows_expired or not expired(model[key][1], 30, now)) for key in rows]
-            got = expiring_kernels.look_many(
-                table, as_keys(rows), now=now, ttl=30, shows_expired=shows_expired
-            )
-            assert got.tolist() == looked
-            expected = []
-            for key in rows:
-                found = model.get(key)
-                if found is not None and expired(found[1], 30, now):
-                    del model[key]
-                    found = found if shows_expired else None
-                elif found is not None and renews:
-                    model[key] = (found[0], now)
-                expected.append(None if found is None else found[0])
-            read = expiring_kernels.read_many(
-                table, as_keys(rows), now=now, ttl=30, shows_expired=shows_expired, renews=renews
-            )
-            assert parts_of(*read) == expected
-            assert {e.key: (e.value, table.timestamp(e.key)) for e in table} == model
-            table._check()
-
-
 # --- maps ---
 
 
 def map_contents(maps: MapTable, keys: list[Any], namespace: int) -> dict[Any, list[Any]]:
     return {key: found for key in keys if (found := list(maps.items(key, namespace)))}
-
-
-@pytest.mark.parametrize("key_layout", ["int", "bytes"])
-@pytest.mark.parametrize("map_key_layout", ["int", "bytes"])
-@pytest.mark.parametrize(("value", "nullable"), [("long", False), ("bytes", True), (3, True), ("byte", True)])
-def test_map_rows_one_after_the_other(
-    key_layout: str, map_key_layout: str, value: Any, nullable: bool, rng: random.Random
-) -> None:
-    core = StateCore()
-    maps = MapTable(
-        core, key=key_layout, map_key=map_key_layout, value=value, nullable=nullable, namespaces=True,
-        timestamps=True, max_parallelism=4,
-    )  # fmt: skip
-    keys = [n if key_layout == "int" else b"k%d" % n for n in range(8)]
-    map_keys = [n if map_key_layout == "int" else b"m%d" % n for n in range(6)]
-    model: dict[tuple[Any, int], dict[Any, tuple[Any, int]]] = {}
-    marks: list[Any] = []
-    with surroundings(core, rng) as something:
-        for now in range(0, 320, 10):
-            something()
-            if rng.random() < 0.2:
-                marks.append((core.mark(), {at: dict(found) for at, found in model.items()}))
-            elif marks and rng.random() < 0.3:
-                mark, model = marks.pop()
-                if mark.is_open:
-                    core.rollback(mark)
-                    core.release(mark)
-                else:
-                    model = {
-                        (key, name): {k: (v, maps_time(maps, key, k, name)) for k, v in found}
-                        for name in range(2)
-                        for key, found in map_contents(maps, keys, name).items()
-                    }
-            namespace, ttl = rng.choice([0, core.namespaces.number(b"n")]), rng.choice([0, 45])
-            rows = [(rng.choice(keys), rng.choice(map_keys)) for _ in range(rng.choice([1, 6, 40]))]
-            columns = as_keys([row[0] for row in rows]), as_keys([row[1] for row in rows])
-            operation = rng.choice(["put", "get", "remove"])
-            renews, shows = rng.random() < 0.5, rng.random() < 0.5
-            expected, given = [], []
-            for key, map_key in rows:
-                found = model.setdefault((key, namespace), {})
-                old = found.get(map_key)
-                gone = old is not None and ttl > 0 and operation != "remove" and expired(old[1], ttl, now)
-                if operation == "remove" or gone:
-                    found.pop(map_key, None)
-                if operation == "remove":
-                    expected.append(old is not None)
-                elif operation == "get":
-                    if old is not None and not gone and renews and ttl:
-                        found[map_key] = (old[0], now)
-                    expected.append(None if old is None or (gone and not shows) else old[0])
-                else:
-                    new: Any = None
-                    if not nullable or rng.random() < 0.7:
-                        small = rng.randrange(99)
-                        new = small if value in ("long", "byte") else bytes([small]) * 3
-                    given.append(new)
-                    found[map_key] = (new, now)
-                if not found:
-                    del model[key, namespace]
-            if operation == "put":
-                nulls = np.array([new is None for new in given])
-                column: Any = [
-                    new if new is not None else 0 if value in ("long", "byte") else b"xxx" for new in given
-                ]
-                if value == "bytes":
-                    column = packed(column)
-                elif value == 3:
-                    column = np.frombuffer(b"".join(column), dtype=np.uint8).reshape(-1, 3)
-                else:
-                    column = np.array(column, dtype=NUMBERS[value][1])
-                map_kernels.put_many(
-                    maps, *columns, column, nulls=nulls if nullable else None, namespace=namespace,
-                    timestamp=now, ttl=ttl,
-                )  # fmt: skip
-            elif operation == "get":
-                read = map_kernels.get_many(
-                    maps, *columns, namespace=namespace, now=now, ttl=ttl, renews=renews, shows_expired=shows
-                )
-                assert parts_of(*read) == expected
-            else:
-                assert map_kernels.remove_many(maps, *columns, namespace=namespace).tolist() == expected
-            maps._check()
-            for name in {0, namespace}:
-                for key in keys:
-                    wanted = [(k, v) for k, (v, _) in model.get((key, name), {}).items()]
-                    assert list(maps.items(key, name)) == wanted
-                    for map_key, (_, stamp) in model.get((key, name), {}).items():
-                        assert maps_time(maps, key, map_key, name) == stamp
-    core.advance(1 << 20)
-    maps._check()
-
-
-def maps_time(maps: MapTable, key: Any, map_key: Any, namespace: int) -> int:
-    """When an entry was written: found by when it expires."""
-    column = as_keys([key]), as_keys([map_key])
-    low, high = -1, 1 << 12
-    while high - low > 1:
-        middle = (low + high) // 2
-        mark = maps.owner.mark()
-        before = len(maps)
-        map_kernels.get_many(maps, *column, namespace=namespace, now=middle + 1, ttl=1)
-        gone = len(maps) < before
-        maps.owner.rollback(mark)
-        maps.owner.release(mark)
-        low, high = (low, middle) if gone else (middle, high)
-    return high
 
 
 @pytest.mark.sampled(5)
@@ -595,31 +446,6 @@ def group(key: int) -> int:
 
 
 # --- lists ---
-
-
-@pytest.mark.parametrize("timestamps", [False, True])
-@pytest.mark.parametrize("element", ["long", "byte", 5, "bytes"])
-def test_lists_come_whole(element: Any, timestamps: bool, rng: random.Random) -> None:
-    core = StateCore()
-    table = StateTable(core, value=("list", element), max_parallelism=4, timestamps=timestamps)
-    model: dict[int, list[Any]] = {}
-    with surroundings(core, rng) as something:
-        for _ in range(30):
-            something()
-            for _ in range(60):
-                key = rng.choice([0, rng.randrange(20)])
-                small = rng.randrange(99)
-                new = small if element in ("long", "byte") else bytes([small]) * 5
-                table.append(key, new, timestamp=7)
-                model.setdefault(key, []).append(new)
-            if rng.random() < 0.3:
-                table.remove(5)
-                model.pop(5, None)
-            asked = [0, 99, *(rng.randrange(25) for _ in range(20))]
-            offsets, elements = gathering.lists_at(table, kernels.find_many(table, as_keys(asked)))
-            parts = parts_of(elements)
-            for n, key in enumerate(asked):
-                assert parts[offsets[n] : offsets[n + 1]] == model.get(key, [])
 
 
 def test_lists_of_a_mark_that_was_rolled_back() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
 import textwrap
@@ -16,10 +15,8 @@ from processes import run
 
 from statebackend._core.batches import adding_kernels, kernels, map_kernels
 from statebackend._core.core_probe import MapTable, StateTable
-from statebackend._core.snapshots import changes
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
-from statebackend.errors import UsageError
 
 pytestmark = pytest.mark.checked
 
@@ -168,41 +165,6 @@ def test_batches(threads: int) -> None:
     for key in range(500):
         world.mine["list", key] = [key] * 3
     world.check()
-
-
-@pytest.mark.parametrize("threads", [1, 4])
-def test_byte_batches_and_changes(threads: int) -> None:
-    core, n = StateCore(), 5_000
-    offsets, data = np.arange(n + 1) * 4, np.arange(n, dtype=np.int32).view(np.uint8)
-    table = StateTable(core, key="bytes", value="bytes", max_parallelism=4, initial_capacity=4)
-    other = StateTable(core, value="bytes", max_parallelism=1)
-    numbers = itertools.count()
-
-    def act() -> None:
-        number = next(numbers)
-        other.put(number % 50, b"y" * (number % 3_000))
-        other.remove(number * 7 % 50)
-        table.put(b"finaliser %d" % (number % 90), b"z" * (number % 5_000))
-        table.remove(b"finaliser %d" % (number * 3 % 90))
-
-    with Meddler(act).at_work():
-        for _ in range(5):
-            mark = core.mark()
-            kernels.update_many(table, (offsets, data), (offsets, data), threads=threads)
-            (ends, read), found = kernels.get_many(table, (offsets, data), threads=threads)
-            assert found.all()
-            assert (ends == offsets).all()
-            assert (read == data).all()
-            assert changes.count_changes(table, mark)[0] >= n
-            with contextlib.suppress(UsageError):  # a finaliser has called the backend in between
-                rows = changes.changed_entries(table, mark)
-                rows.take(rows.is_live).columns()
-            kernels.remove_many(table, (offsets, data), threads=threads)
-            core.release(mark)
-    drain(core)
-    table._check()
-    other._check()
-    assert {key for key in (entry.key for entry in table) if not key.startswith(b"finaliser")} == set()
 
 
 # --- interrupts -------------------------------------------------------------------------------------------------

@@ -356,44 +356,6 @@ def test_overflow_downwards_and_at_the_edge(kind: str) -> None:
         assert table.get(1) == (start if result is None else result)
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize(
-    "layout", [Layout("long"), Layout("bytes", "bytes"), Layout(("list", "bytes"))], ids=str
-)
-def test_a_key_outside_the_range_is_named_and_changes_nothing(
-    layout: Layout, condition: str, rng: random.Random
-) -> None:
-    plan = HashPlan("int64" if layout.key == "int" else "bytes")
-    group_of = plan.key_group_of_int if layout.key == "int" else plan.key_group_of_bytes
-    inside = [5 <= group_of(key_of(layout, number), 20) <= 14 for number in range(3_000)]
-    own = [number for number in range(3_000) if inside[number]]
-    for rows in (SHORT, LONG):
-        for at in (0, rows // 2, rows - 1):
-            pair = Pair(layout, rng, condition, n=300, own=own, max_parallelism=20, key_group_range=(5, 14))
-            numbers = rng.choices(own, k=rows)
-            numbers[at] = inside.index(False)
-            values = array_of([pair.value() for _ in range(rows)], pair.kind)
-            with nothing_changes(pair):
-                for call in batch_calls(pair, key_array(layout, numbers), values):
-                    with pytest.raises(KeyGroupError, match=f"position {at}\\)"):
-                        call()
-
-
-def batch_calls(pair: Pair, keys: Any, values: Any) -> list[Callable[[], Any]]:
-    calls = [
-        lambda: kernels.remove_many(pair.kernel, keys, threads=2),
-        lambda: kernels.find_many(pair.kernel, keys, threads=2),
-    ]
-    if pair.is_list:
-        return [*calls, lambda: kernels.append_many(pair.kernel, keys, values, threads=2)]
-    return [
-        *calls,
-        lambda: kernels.update_many(pair.kernel, keys, values, threads=2),
-        lambda: kernels.get_many(pair.kernel, keys, threads=2),
-    ]
-
-
 def test_a_foreign_key_in_the_second_chunk_takes_the_first_back(np_rng: np.random.Generator) -> None:
     group_of = HashPlan("int64").key_group_of_int
     own = np.array([n for n in range(1000) if group_of(n, 4) < 2])

@@ -115,17 +115,6 @@ def test_a_state_without_entries_is_small(value: Any, key: str, traced: Callable
     assert (traced() - before) / 10 < 100_000
 
 
-def test_a_state_that_was_emptied_is_small(traced: Callable[[], int]) -> None:
-    core = StateCore()
-    table = StateTable(core, value="long", max_parallelism=128)
-    fill(table, 0, 100_000)
-    kernels.remove_many(table, np.arange(100_000) * -7046029254386353131)
-    drain(core)
-    core.arena.trim()
-    assert core.arena.usage()["run_bytes"] == 0
-    assert traced() - core.arena.usage()["extent_bytes"] < 100_000
-
-
 def test_thirty_two_thousand_key_groups_are_cheap(traced: Callable[[], int]) -> None:
     core = StateCore()
     before = traced()

@@ -59,24 +59,6 @@ def test_many_short_marks_take_little_memory(kept: int) -> None:
     assert [table.get(key) for key in range(100)] == [0] * 100
 
 
-def test_an_entry_that_was_written_under_two_marks_counts_once(rng: random.Random) -> None:
-    for _ in range(200):
-        core = StateCore()
-        table = table_of(core)
-        for key in range(6):
-            table.put(key, 0)
-        batch, written = core.mark(), set()
-        for n in range(rng.randrange(1, 8)):
-            short = core.mark() if rng.random() < 0.7 else None
-            for key in rng.choices(range(6), k=rng.randrange(4)):
-                table.put(key, n)
-                written.add(key)
-            if short is not None:
-                core.release(short)
-        assert count_changes(table, batch) == (len(written), 0)
-        core.close()
-
-
 @pytest.mark.parametrize("value", ["long", "bytes", "object"])
 def test_a_mark_knows_the_tables_that_were_written_since(rng: random.Random, value: str) -> None:
     """Whatever marks and snapshots come and go: no table is missed, none is named that nobody has touched, and a

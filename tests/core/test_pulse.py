@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from processes import run
 from raw_links import LONG, exactly, open_files, rest_of, wait_until
 
 from statebackend._core.pulse import Pulse
@@ -25,6 +26,9 @@ pytestmark = pytest.mark.checked
 #: Seconds of the patience that runs out here.
 SHORT = 0.4
 SIZE = 24
+
+
+BOTH_ENDS = pytest.mark.parametrize("asks", [True, False], ids=["driver", "host"])
 
 
 def message(kind: bytes, at: int, progress: int = 0) -> bytes:
@@ -90,14 +94,14 @@ def test_pulse_lives_while_both_ends_do(pair: Callable[..., tuple[Pulse, Pulse]]
     assert (driver.over, host.over) == (None, None)
 
 
-@pytest.mark.parametrize("asks", [True, False], ids=["driver", "host"])
+@BOTH_ENDS
 def test_pulse_is_closed_when_the_peer_closes(end: Callable[..., Any], asks: bool) -> None:
     pulse, far = end(patience=LONG, asks=asks)
     far.close()
     wait_until(lambda: pulse.over == "closed")
 
 
-@pytest.mark.parametrize("asks", [True, False], ids=["driver", "host"])
+@BOTH_ENDS
 def test_pulse_is_silent_when_the_patience_is_over_and_ends_the_connection(
     end: Callable[..., Any], asks: bool
 ) -> None:
@@ -110,14 +114,14 @@ def test_pulse_is_silent_when_the_patience_is_over_and_ends_the_connection(
     assert len(said) % SIZE == 0
 
 
-@pytest.mark.parametrize("asks", [True, False], ids=["driver", "host"])
+@BOTH_ENDS
 def test_cut_ends_the_pulse_at_both_ends(pair: Callable[..., tuple[Pulse, Pulse]], asks: bool) -> None:
     driver, host = pair(LONG)
     (driver if asks else host).cut()
     wait_until(lambda: (driver.over, host.over) == ("closed", "closed"))
 
 
-@pytest.mark.parametrize("asks", [True, False], ids=["driver", "host"])
+@BOTH_ENDS
 def test_stop_ends_the_peer_at_once_and_is_idempotent(
     pair: Callable[..., tuple[Pulse, Pulse]], asks: bool
 ) -> None:
@@ -192,7 +196,7 @@ def test_messages_may_come_in_parts_and_many_at_once(end: Callable[..., Any]) ->
     assert pulse.over is None
 
 
-@pytest.mark.parametrize("asks", [True, False], ids=["driver", "host"])
+@BOTH_ENDS
 def test_peer_that_never_finishes_a_message_is_silent(end: Callable[..., Any], asks: bool) -> None:
     pulse, far = end(patience=SHORT, asks=asks)
     said = answer(1) if asks else tick(1)
@@ -258,26 +262,23 @@ def test_stop_does_not_wait_for_a_peer_that_reads_nothing(end: Callable[..., Any
 # --- progress ---
 
 
-def calls() -> dict[str, Callable[[Given], None]]:
-    return {
-        "a row": lambda given: given.output.take([("a",)]),
-        "a row without output": lambda given: given.output.take(None),
-        "a timer": lambda given: given.add(None),
-        "columns": lambda given: given.add_batches(None),
-    }
+CALLS: list[Callable[[Given], None]] = [
+    lambda given: given.output.take([("a",)]),  # a row
+    lambda given: given.output.take(None),  # a row without output
+    lambda given: given.add(None),  # a timer
+    lambda given: given.add_batches(None),  # columns
+]
 
 
-@pytest.mark.parametrize("what", calls())
-def test_driver_knows_how_long_no_call_has_returned(
-    pair: Callable[..., tuple[Pulse, Pulse]], what: str
-) -> None:
+def test_driver_knows_how_long_no_call_has_returned(pair: Callable[..., tuple[Pulse, Pulse]]) -> None:
     driver, host = pair(4 * SHORT)
     assert driver.stands_for == 0.0
     host.function_runs = True
     assert host.function_runs
-    wait_until(lambda: driver.stands_for > 1.5 * SHORT)
-    calls()[what](Given({"main": None}))
-    wait_until(lambda: 0.0 < driver.stands_for < SHORT)
+    for call in CALLS:
+        wait_until(lambda: driver.stands_for > 1.5 * SHORT)
+        call(Given({"main": None}))
+        wait_until(lambda: 0.0 < driver.stands_for < SHORT)
     host.function_runs = False
     wait_until(lambda: driver.stands_for == 0.0)
 
@@ -287,13 +288,7 @@ def test_driver_knows_how_long_no_call_has_returned(
 
 def run_alone(program: str) -> subprocess.CompletedProcess[str]:
     before = "import ctypes, os, socket, time\nfrom statebackend._core.pulse import Pulse\n"
-    return subprocess.run(
-        [sys.executable, "-c", before + program],
-        capture_output=True,
-        text=True,
-        timeout=6 * LONG,
-        check=False,
-    )
+    return run(before + program, status=None, timeout=6 * LONG)
 
 
 def test_process_ends_while_it_holds_the_gil() -> None:
@@ -388,18 +383,18 @@ for asks, end, other in ((True, *ends), (False, *ends[::-1])):
     pid = os.fork()
     if pid == 0:
         other.close()
-        pulse = Pulse(end.detach(), patience=1.0, asks=asks)
-        time.sleep(4.5)
+        pulse = Pulse(end.detach(), patience=0.6, asks=asks)
+        time.sleep(2.7)
         os.write(1, f"{pulse.over} ".encode())  # one write: print may write line and end apart
-        time.sleep(1.0)
+        time.sleep(0.6)
         os._exit(0)
     pids.append(pid)
 for end in ends:
     end.close()
-time.sleep(0.8)
+time.sleep(0.5)
 for pid in pids:
     os.kill(pid, signal.SIGSTOP)
-time.sleep(2.5)
+time.sleep(1.5)
 for pid in reversed(pids):
     os.kill(pid, signal.SIGCONT)
     time.sleep(0.02)
@@ -409,5 +404,4 @@ for pid in pids:
 
 
 def test_pulse_goes_on_when_both_processes_were_stopped() -> None:
-    done = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["None", "None"]
+    assert run(STOPPED).stdout.split() == ["None", "None"]

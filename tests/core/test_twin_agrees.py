@@ -158,15 +158,17 @@ def test_random_histories_agree(hash_mask, value, seed):
     Pair(seed, keys=keys, value=value, hash_mask=hash_mask, initial_capacity=4).run(600)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("hash_mask", [0, 0xFFFFFFFF], ids=hex)
-def test_byte_keys_agree(hash_mask, seed):
-    Pair(seed, keys=30, key="bytes", value="bytes", hash_mask=hash_mask, initial_capacity=4).run(600)
+OTHERS = [
+    {"keys": 30, "key": "bytes", "value": "bytes", "hash_mask": 0},
+    {"keys": 30, "key": "bytes", "value": "bytes"},
+    {"keys": 80, "timestamps": True, "max_parallelism": 5},
+]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_several_key_groups_and_timestamps_agree(seed):
-    Pair(seed, keys=80, timestamps=True, max_parallelism=5, initial_capacity=4).run(800)
+@pytest.mark.parametrize("options", OTHERS, ids=["one bucket of bytes", "bytes", "key groups and timestamps"])
+def test_other_tables_agree(options, seed):
+    Pair(seed, initial_capacity=4, **options).run(600)
 
 
 @pytest.mark.parametrize("seed", range(2))
