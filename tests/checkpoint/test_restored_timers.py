@@ -15,7 +15,7 @@ from statebackend.backends.rocksdb import load_rows
 from statebackend.checkpoint.format import GroupedBatch, Op
 from statebackend.keys import TimeWindow, range_for
 
-pytestmark = pytest.mark.checked
+pytestmark = [pytest.mark.checked, pytest.mark.usefixtures("no_fsync")]
 
 GROUPS = 8
 NAMESPACES: list[Any] = [sb.VOID, sb.VOID, "text", TimeWindow(0, 60)]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from all_backends import BACKENDS
 
 import statebackend as sb
-from statebackend.checkpoint.store.savepoint_folder import Savepoint
-from statebackend.runtime import Incoming, Job, Runner
-from statebackend.runtime.progress import Stopwatch
 from statebackend.testing import ManualClock
-from statebackend.types import of
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -131,63 +127,3 @@ def test_operator_state_hands_the_time_on_and_keyed_state_knows_better(tmp_path:
         assert keyed.savepoint(tmp_path / "operator").now == BATCH - 1
     fresh = sb.create_backend("heap").create_operator_backend()
     assert fresh.savepoint(tmp_path / "fresh").now is None
-
-
-class Reminders(sb.KeyedProcessFunction):
-    """Remembers the users of the last hour, and reminds of each ten minutes after its row."""
-
-    def open(self, ctx: sb.FunctionContext) -> None:
-        ttl = sb.StateTtlConfig(
-            3_600_000, ttl_time_characteristic=sb.StateTtlConfig.TtlTimeCharacteristic.EventTime
-        )
-        self.seen = ctx.get_value_state(sb.ValueStateDescriptor("seen", int).enable_time_to_live(ttl))
-
-    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
-        yield row.user, "seen" if self.seen.value() is not None else "new", ctx.watermark
-        self.seen.update(row.time)
-        ctx.timers.register(row.time + 600_000)
-
-    def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:
-        yield ctx.current_key, "reminder", timestamp
-
-
-@each_backend
-def test_a_job_in_event_time_goes_on_in_the_time_of_its_rows(tmp_path: Path, backend: str) -> None:
-    """Its savepoint was made years after those, by a backend that was restored for that alone."""
-    job = Job(
-        Reminders(),
-        key="user",
-        schema="user string, what string, at bigint",
-        event_time="time",
-        backend=backend,
-    )
-
-    def run(runner: Runner, batch_id: int, *rows: tuple[str, int]) -> list[tuple[Any, ...]]:
-        columns = {"user": [user for user, _ in rows], "time": [time for _, time in rows]}
-        committed = runner.run(batch_id, Incoming(lambda: pa.table(columns)), Stopwatch())
-        found = []
-        for file in committed.output:
-            with committed.checkpoint.open_file(file) as source:
-                found += [tuple(row.values()) for row in pq.read_table(source).to_pylist()]
-        return found
-
-    runner = Runner(job, sb.CheckpointStore(tmp_path / "first"), of("string"))
-    try:
-        assert run(runner, 0, ("ann", BATCH)) == [("ann", "new", None)]
-    finally:
-        runner.close()
-    checkpoint = sb.CheckpointStore(tmp_path / "first").open(0)
-    with sb.create_backend(backend).create_keyed_backend("string", restore=checkpoint) as keyed:
-        savepoint: Savepoint = keyed.savepoint(tmp_path / "savepoint")
-    runner = Runner(job, sb.CheckpointStore(tmp_path / "second"), of("string"), restore_from=savepoint)
-    try:
-        later = BATCH + 60_000
-        assert run(runner, 0, ("ann", later)) == [("ann", "seen", BATCH)]
-        latest = BATCH + 660_000
-        assert run(runner, 1, ("bob", latest)) == [
-            ("bob", "new", later),
-            ("ann", "reminder", BATCH + 600_000),
-            ("ann", "reminder", later + 600_000),
-        ]
-    finally:
-        runner.close()

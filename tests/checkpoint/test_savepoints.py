@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import json
 import random
 import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from all_backends import BACKENDS
@@ -18,7 +16,6 @@ from keyed_story import DESCRIPTORS, Story, contents
 from simulated_disk import Disk, SimulatedCalls
 
 import statebackend as sb
-from statebackend import types as t
 from statebackend.checkpoint.files import PosixFiles
 from statebackend.checkpoint.files.posix import PosixCalls
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
@@ -26,11 +23,11 @@ from statebackend.checkpoint.store.sealed import seal, unseal
 from statebackend.errors import (
     ClosedError,
     CorruptCheckpointError,
-    StateMigrationError,
     StoreError,
     UsageError,
 )
-from statebackend.testing import ManualClock
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 def instances(
@@ -53,6 +50,7 @@ def all_of(many: list[Any]) -> list[Any]:
 # ------------------------------------------------------------------------------------------ round trips
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key_type", KEY_TYPES.values(), ids=KEY_TYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_backend_restores_it_at_any_parallelism(
@@ -67,7 +65,7 @@ def test_every_backend_restores_it_at_any_parallelism(
     for other in BACKENDS:
         with create(other, key_type, restore=tmp_path / "elsewhere") as again:
             assert contents(again) == held
-        for parallelism, max_parallelism in ((3, 32), (2, 128), (1, 5)):
+        for parallelism, max_parallelism in ((3, 32), (1, 5)):
             many = instances(
                 other, key_type, parallelism, max_parallelism, restore=str(tmp_path / "elsewhere")
             )
@@ -77,10 +75,10 @@ def test_every_backend_restores_it_at_any_parallelism(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_several_instances_share_one(tmp_path: Path, backend: str, rng: random.Random) -> None:
     with create(backend, str) as keyed:
-        Story(keyed, rng, str).change(1000)
+        Story(keyed, rng, str).change(500)
         keyed.savepoint(tmp_path / "first")
         held = without_groups(contents(keyed))
-    for generation, parallelism in enumerate((3, 5, 2)):
+    for generation, parallelism in enumerate((3, 2)):
         before = tmp_path / ("first" if not generation else f"of-{generation - 1}")
         many = instances(backend, str, parallelism, restore=before)
         for each in many:
@@ -106,75 +104,33 @@ def test_states_that_nobody_asked_for_are_written_as_what_is_left_of_them(
         held = contents(keyed)
         with create(backend, int, restore=checkpoint) as again:
             savepoint = again.savepoint(store)
+        store.restart()  # which leaves it where it is
     assert savepoint.uri == str(tmp_path / "store" / "savepoints" / "4")
     for other in BACKENDS:
         with create(other, int, restore=savepoint) as again:
             assert contents(again) == held
 
 
-def test_times_to_live_and_the_time(tmp_path: Path) -> None:
-    clock = ManualClock(1000)
-    ttl = sb.StateTtlConfig(500)
-    descriptors = {
-        "value": lambda: sb.ValueStateDescriptor("value", int).enable_time_to_live(ttl),
-        "list": lambda: sb.ListStateDescriptor("list", int).enable_time_to_live(ttl),
-        "map": lambda: sb.MapStateDescriptor("map", int, int).enable_time_to_live(ttl),
-    }
-    for backend in BACKENDS:
-        clock.set(1000)
-        with create(backend, int, clock=clock) as keyed:
-            states = {name: keyed.get_state(make()) for name, make in descriptors.items()}
-            for moment in (1000, 1300):
-                clock.set(moment)
-                keyed.set_current_key(1)
-                states["list"].add(moment)
-                states["map"].put(moment, moment)
-                keyed.set_current_key(moment)
-                states["value"].update(moment)
-            savepoint = keyed.savepoint(tmp_path / backend)
-        assert savepoint.now == 1300
-        assert pq.read_table(tmp_path / backend / "keyed" / "list").to_pylist() == [
-            {"key": 1, "value": [1000, 1300], "timestamp": [1000, 1300]}
-        ]
-        for other in BACKENDS:
-            clock.set(1600)
-            with create(other, int, clock=clock, restore=savepoint) as again:
-                states = {name: again.get_state(make()) for name, make in descriptors.items()}
-                again.set_current_key(1)
-                assert states["list"].get() == [1300]
-                assert list(states["map"].items()) == [(1300, 1300)]
-                assert states["value"].get_many([1000, 1300]).to_pylist() == [None, 1300]
-
-
 def test_operator_state(tmp_path: Path) -> None:
-    backend = sb.create_backend("heap")
-    old = [backend.create_operator_backend(subtask_index=index, parallelism=3) for index in range(3)]
-    for index, each in enumerate(old):
-        each.get_list_state(sb.ListStateDescriptor("n", int)).add_all(
-            range(index * 10, index * 10 + 4 - index)
-        )
-        each.get_union_list_state(sb.ListStateDescriptor("u", t.PICKLE)).add({"index": index})
-        each.get_broadcast_state(sb.MapStateDescriptor("b", str, "decimal(4,1)")).put_all(
-            {"x": index, "y": None}
-        )
-        each.get_list_state(sb.ListStateDescriptor("none", float))
-        each.savepoint(tmp_path)
+    made = sb.create_backend("heap")
+    for index in range(3):
+        with made.create_operator_backend(subtask_index=index, parallelism=3) as operator:
+            numbers = range(index * 10, index * 10 + 4 - index)
+            operator.get_list_state(sb.ListStateDescriptor("n", int)).add_all(numbers)
+            operator.get_list_state(sb.ListStateDescriptor("none", float))
+            operator.savepoint(tmp_path)
     with create("reference", int) as keyed:
         keyed.savepoint(tmp_path)
-    held = [each.contents() for each in old]
-    for parallelism in (3, 1, 4):
-        for index in range(parallelism):
-            options = {"subtask_index": index, "parallelism": parallelism}
-            expected = backend.create_operator_backend(restore=held, **options)
-            found = backend.create_operator_backend(restore=tmp_path, **options)
-            assert found.is_restored
-            assert found.contents() == expected.contents()
+    again = made.create_operator_backend(restore=tmp_path)
+    assert again.is_restored
+    assert again.undeclared_states() == ["n", "none"]
+    assert again.get_list_state(sb.ListStateDescriptor("n", int)).get() == [0, 1, 2, 3, 10, 11, 12, 20, 21]
     assert pq.read_table(tmp_path / "operator" / "n" / "1-of-3.parquet").to_pydict() == {
         "value": [10, 11, 12]
     }
     (tmp_path / "_savepoint" / "operator-1-of-3.json").unlink()
     with pytest.raises(CorruptCheckpointError, match="every instance once"):
-        backend.create_operator_backend(restore=tmp_path)
+        made.create_operator_backend(restore=tmp_path)
     with create("heap", int, restore=tmp_path) as again:
         assert again.undeclared_states() == []
 
@@ -234,21 +190,6 @@ def test_names_of_states_are_names_of_folders(tmp_path: Path) -> None:
             assert state.get_many([1]).to_pylist() == [number]
 
 
-def test_types_may_change_as_at_any_restore(tmp_path: Path) -> None:
-    with create("reference", int) as keyed:
-        keyed.get_value_state(sb.ValueStateDescriptor("n", "struct<a:int>")).update_many([1], [(5,)])
-        keyed.savepoint(tmp_path)
-    for backend in BACKENDS:
-        with create(backend, int, restore=tmp_path) as again:
-            wider = again.get_value_state(sb.ValueStateDescriptor("n", "struct<b:date,a:bigint>"))
-            assert wider.get_many([1]).to_pylist() == [{"b": None, "a": 5}]
-        with create(backend, int, restore=tmp_path) as again, pytest.raises(StateMigrationError, match="'n'"):
-            again.get_value_state(sb.ValueStateDescriptor("n", str))
-        with pytest.raises(StateMigrationError) as caught:
-            create(backend, str, restore=tmp_path)
-        assert caught.value.code == "STATE_MIGRATION.KEY_TYPE"
-
-
 # ------------------------------------------------------------------------------------------- refusals
 
 
@@ -279,26 +220,25 @@ def test_one_folder_holds_one(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_part_that_is_missing_is_noticed(tmp_path: Path, lost: int) -> None:
+def test_a_part_that_is_missing_is_noticed(tmp_path: Path) -> None:
     many = instances("heap", int, 3)
     for each in many:
         each.savepoint(tmp_path)
         each.close()
-    parts = sorted((tmp_path / "_savepoint").iterdir())
-    parts[lost].unlink()
-    for index in range(2):
-        with pytest.raises(CorruptCheckpointError) as caught:
-            create("heap", int, key_group_range=sb.key_groups.range_for(32, 2, index), restore=tmp_path)
-        assert caught.value.code == "CORRUPT_CHECKPOINT.INCOMPLETE"
+    for part in sorted((tmp_path / "_savepoint").iterdir()):
+        away = part.rename(tmp_path / "away")
+        for index in range(2):
+            with pytest.raises(CorruptCheckpointError) as caught:
+                create("heap", int, key_group_range=sb.key_groups.range_for(32, 2, index), restore=tmp_path)
+            assert caught.value.code == "CORRUPT_CHECKPOINT.INCOMPLETE"
+        away.rename(part)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_any_damage_is_found(tmp_path: Path, backend: str, rng: random.Random) -> None:
-    operator = sb.create_backend(backend).create_operator_backend()
+def test_any_damage_is_found(tmp_path: Path, rng: random.Random) -> None:
+    operator = sb.create_backend("heap").create_operator_backend()
     operator.get_list_state(sb.ListStateDescriptor("n", int)).add(1)
     operator.savepoint(tmp_path)
-    with create(backend, int) as keyed:
+    with create("heap", int) as keyed:
         Story(keyed, rng, int, names=["count", "tags", "deep"]).change(200)
         keyed.savepoint(tmp_path)
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
@@ -306,8 +246,8 @@ def test_any_damage_is_found(tmp_path: Path, backend: str, rng: random.Random) -
     contents_of = [path.read_bytes() for path in files]
 
     def restore_both() -> None:
-        create(backend, int, restore=tmp_path).close()
-        sb.create_backend(backend).create_operator_backend(restore=tmp_path)
+        create("heap", int, restore=tmp_path).close()
+        sb.create_backend("heap").create_operator_backend(restore=tmp_path)
 
     def check(path: Path) -> None:
         with pytest.raises(CorruptCheckpointError, match=path.name):
@@ -326,7 +266,7 @@ def test_any_damage_is_found(tmp_path: Path, backend: str, rng: random.Random) -
             path.unlink()
             check(path)
         path.write_bytes(content)
-    with create(backend, int, restore=tmp_path) as again:
+    with create("heap", int, restore=tmp_path) as again:
         assert again.undeclared_states() == ["count", "deep", "tags"]
 
 
@@ -354,7 +294,6 @@ def test_a_description_that_makes_no_sense_is_refused(tmp_path: Path, change: di
     path.write_bytes(seal({**described, **change}))
     with pytest.raises(CorruptCheckpointError):
         create("heap", int, restore=tmp_path)
-    json.loads(path.read_bytes())
 
 
 def test_what_cannot_be_written_leaves_nothing() -> None:
@@ -384,20 +323,17 @@ def test_what_cannot_be_written_leaves_nothing() -> None:
                 assert state.get_many([1, 2]).to_pylist() == [5, 6]
 
 
-def test_a_savepoint_is_of_its_own_moment(tmp_path: Path) -> None:
-    for backend in BACKENDS:
-        with create(backend, int) as keyed:
-            state = keyed.get_value_state(sb.ValueStateDescriptor("n", int))
-            state.update_many([1], [5])
-            mark = keyed.mark()
-            state.update_many([1], [6])
-            keyed.savepoint(tmp_path / backend)
-            keyed.rollback(mark)
-            assert state.get_many([1]).to_pylist() == [5]
-        with create(backend, int, restore=tmp_path / backend) as again:
-            state = again.get_value_state(sb.ValueStateDescriptor("n", int))
-            assert state.get_many([1]).to_pylist() == [6]
-            assert pa.types.is_int64(state.get_many([1]).type)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_savepoint_is_of_its_own_moment(tmp_path: Path, backend: str) -> None:
+    with create(backend, int) as keyed:
+        state = keyed.get_value_state(sb.ValueStateDescriptor("n", int))
+        state.update_many([1], [5])
+        mark = keyed.mark()
+        state.update_many([1], [6])
+        savepoint = keyed.savepoint(tmp_path)
+        keyed.rollback(mark)
+    with create(backend, int, restore=savepoint) as again:
+        assert again.get_value_state(sb.ValueStateDescriptor("n", int)).get_many([1]).to_pylist() == [6]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
