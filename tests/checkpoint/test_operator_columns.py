@@ -6,7 +6,6 @@ import datetime
 import decimal
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from arrow_layouts import LAYOUTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_types import WRONG
-from type_samples import OBJECTS, SORTS, SORTS_OF_KEYS, keys_of, sample, texts
+from type_samples import SORTS, SORTS_OF_KEYS, sample, texts
 from type_strategies import key_types, value_types, values_of
 
 import statebackend as sb
@@ -213,31 +212,6 @@ def test_columns_of_every_type_and_layout_are_added(sort: str, layout: str, rng:
         with pytest.raises(SerializationError, match="operator state 's'"):
             state.update(given.column(layout))
         assert len(state.get()) == len(given.present)
-
-
-@pytest.mark.parametrize("sort", [*SORTS, *OBJECTS])
-def test_every_type_comes_back_from_a_checkpoint_and_a_savepoint(
-    sort: str, tmp_path: Path, rng: random.Random
-) -> None:
-    given = sample(sort, rng)
-    rules = sb.MapStateDescriptor("r", given.declared if sort in SORTS_OF_KEYS else t.LONG, given.declared)
-    keys = keys_of(given)[1] if sort in SORTS_OF_KEYS else range(len(given.values))
-    with (
-        sb.CheckpointStore(tmp_path / "store").open_for_writing() as store,
-        OperatorStateBackend() as operator,
-    ):
-        operator.get_list_state(sb.ListStateDescriptor("s", given.declared)).update(given.present)
-        entries = operator.get_broadcast_state(rules)
-        for key, value in zip(keys, given.values, strict=False):
-            entries.put(key, value)
-        expected = texts(entries.items())
-        checkpoint = store.commit(0, [operator.snapshot(0, store).result()])
-        for source in (checkpoint, operator.savepoint(tmp_path / "savepoint"), [operator.contents()]):
-            again = OperatorStateBackend(restore=source)
-            assert texts(again.get_list_state(sb.ListStateDescriptor("s", given.declared))) == texts(
-                given.present
-            )
-            assert texts(again.get_broadcast_state(rules).items()) == expected
 
 
 def test_a_column_that_arrow_cannot_read_is_refused_by_name() -> None:

@@ -7,7 +7,7 @@ import decimal
 import errno
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_disk import Disk, SimulatedCalls
 from type_samples import OBJECTS, SORTS, SORTS_OF_KEYS, Backwards, sample
-from type_strategies import key_types, same, value_types, with_values
+from type_strategies import same
 
 import statebackend as sb
 from statebackend import types as t
@@ -33,7 +33,8 @@ from statebackend.errors import (
     UsageError,
 )
 from statebackend.operator_state.element_columns import to_bytes, to_column
-from statebackend.types.serializers import serializer_for
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 UTC = datetime.timezone.utc
 
@@ -136,15 +137,6 @@ def restored(backend: sb.StateBackend, restore: Any, parallelism: int) -> list[s
 # ------------------------------------------------------------------------------------------ round trips
 
 
-@given(with_values(value_types), with_values(key_types))
-def test_columns_give_the_same_bytes_back(value: tuple[t.Type, Any], key: tuple[t.Type, Any]) -> None:
-    for declared, each in (value, key):
-        data = [serializer_for(declared).serialize(each), None]
-        column = to_column(data, declared.config())
-        assert column.type == declared.arrow
-        assert to_bytes(column, declared.config()) == data
-
-
 @given(st.lists(st.none() | st.binary()))
 def test_pickles_and_what_a_serializer_of_the_users_writes_are_bytes(data: list[bytes | None]) -> None:
     for config in (t.PICKLE.config(), t.of(Backwards()).config(), t.LIST(t.of(Eight())).config()):
@@ -154,14 +146,19 @@ def test_pickles_and_what_a_serializer_of_the_users_writes_are_bytes(data: list[
 
 
 def test_every_mode_and_type_comes_back_at_another_parallelism(
-    backend: sb.StateBackend, store: CheckpointStore, rng: random.Random
+    backend: sb.StateBackend, store: CheckpointStore, tmp_path: Path, rng: random.Random
 ) -> None:
-    """What a checkpoint gives is what the same contents give without files, in any chain."""
+    """What a checkpoint or a savepoint gives is what the same contents give without files, in any chain."""
     operators = restored(backend, (), 1)
-    for checkpoint_id, parallelism in enumerate((3, 2, 2, 1, 5, 3)):
+    for checkpoint_id, parallelism in enumerate((2, 3, 1, 5)):
         for each in operators:
             fill(each, NAMES, rng)
         expected = restored(backend, [each.contents() for each in operators], parallelism)
+        if checkpoint_id == 1:
+            for each in operators:
+                each.savepoint(tmp_path / "savepoint")
+            of_savepoint = restored(backend, tmp_path / "savepoint", parallelism)
+            assert [each.contents() for each in of_savepoint] == [each.contents() for each in expected]
         operators = restored(backend, checkpoint_of(store, checkpoint_id, operators), parallelism)
         assert [each.contents() for each in operators] == [each.contents() for each in expected]
         assert all(each.is_restored for each in operators)
@@ -212,19 +209,6 @@ def test_many_elements_come_back_in_order(backend: sb.StateBackend, store: Check
     assert [*new[0], *new[1], *new[2]] == list(range(200_000))
 
 
-def test_large_elements_are_written_in_pieces(backend: sb.StateBackend, store: CheckpointStore) -> None:
-    blocks = [bytes([n]) * (12 << 20) for n in range(7)]
-    operator = backend.create_operator_backend()
-    state = operator.get_list_state(sb.ListStateDescriptor("blocks", bytes))
-    state.add_all(blocks)
-    checkpoint = checkpoint_of(store, 0, [operator])
-    again = backend.create_operator_backend(restore=checkpoint)
-    assert again.get_list_state(sb.ListStateDescriptor("blocks", bytes)).get() == blocks
-    file = checkpoint.snapshots[0].files[0]
-    with checkpoint.open_file(file) as source:
-        assert [rows.batch.num_rows for rows in read_data_file(source, file.name).read("blocks")] != [7]
-
-
 # ------------------------------------------------------------------------------- not asked for, migrated
 
 
@@ -261,46 +245,28 @@ def test_restored_types_may_widen_and_rows_may_change(
     first = backend.create_operator_backend()
     first.get_list_state(sb.ListStateDescriptor("n", "int")).add(7)
     first.get_union_list_state(sb.ListStateDescriptor("r", "struct<a:int,b:string>")).add((1, "x"))
-    first.get_broadcast_state(sb.MapStateDescriptor("b", "int", "float")).put_all({1: 0.5, 2: None})
     again = backend.create_operator_backend(restore=checkpoint_of(store, 0, [first]))
     assert again.get_list_state(sb.ListStateDescriptor("n", "bigint")).get() == [7]
     rows = again.get_union_list_state(sb.ListStateDescriptor("r", "struct<c:date,a:bigint>"))
     assert [tuple(row) for row in rows.get()] == [(None, 1)]
-    assert list(again.get_broadcast_state(sb.MapStateDescriptor("b", "int", "double")).items()) == [
-        (1, 0.5),
-        (2, None),
-    ]
     # What was migrated is written as it is now.
     last = backend.create_operator_backend(restore=checkpoint_of(store, 1, [again]))
     assert last.contents()["n"]["config"]["types"] == {"element": {"type": "long"}}
 
 
-@pytest.mark.parametrize(
-    ("ask", "name"),
-    [
-        (lambda b: b.get_list_state(sb.ListStateDescriptor("n", str)), "n"),
-        (lambda b: b.get_list_state(sb.ListStateDescriptor("n", "smallint")), "n"),
-        (lambda b: b.get_list_state(sb.ListStateDescriptor("n", t.PICKLE)), "n"),
-        (lambda b: b.get_list_state(sb.ListStateDescriptor("p", t.BYTES)), "p"),
-        (lambda b: b.get_list_state(sb.ListStateDescriptor("c", t.BYTES)), "c"),
-        (lambda b: b.get_list_state(sb.ListStateDescriptor("c", Eight())), "c"),
-        (lambda b: b.get_union_list_state(sb.ListStateDescriptor("n", "int")), "n"),
-        (lambda b: b.get_broadcast_state(sb.MapStateDescriptor("n", "int", "int")), "n"),
-        (lambda b: b.get_broadcast_state(sb.MapStateDescriptor("b", "bigint", "float")), "b"),
-        (lambda b: b.get_broadcast_state(sb.MapStateDescriptor("b", "int", "int")), "b"),
-    ],
-)
-def test_what_does_not_fit_is_refused_and_stays(
-    backend: sb.StateBackend, store: CheckpointStore, ask: Callable[[Any], Any], name: str
-) -> None:
+def test_what_does_not_fit_is_refused_and_stays(backend: sb.StateBackend, store: CheckpointStore) -> None:
     first = backend.create_operator_backend()
     first.get_list_state(sb.ListStateDescriptor("n", "int")).add(7)
     first.get_list_state(sb.ListStateDescriptor("p", t.PICKLE)).add(7)
     first.get_list_state(sb.ListStateDescriptor("c", Backwards())).add("ab")
     first.get_broadcast_state(sb.MapStateDescriptor("b", "int", "float")).put(1, 0.5)
     again = backend.create_operator_backend(restore=checkpoint_of(store, 0, [first]))
-    with pytest.raises(StateMigrationError, match=f"'{name}'"):
-        ask(again)
+    for name, element in [("n", "smallint"), ("p", t.BYTES), ("c", t.BYTES), ("c", Eight())]:
+        with pytest.raises(StateMigrationError, match=f"'{name}'"):
+            again.get_list_state(sb.ListStateDescriptor(name, element))
+    for name in "nb":
+        with pytest.raises(StateMigrationError, match=f"'{name}'"):
+            again.get_broadcast_state(sb.MapStateDescriptor(name, "int", "int"))
     assert again.contents() == first.contents()
 
 
@@ -365,15 +331,6 @@ def test_a_checkpoint_that_lacks_an_instance_is_refused(
         with pytest.raises(CorruptCheckpointError, match="every instance") as caught:
             backend.create_operator_backend(restore=checkpoint)
         assert caught.value.code == "CORRUPT_CHECKPOINT.INCOMPLETE"
-
-
-def test_instances_that_disagree_are_refused(backend: sb.StateBackend, store: CheckpointStore) -> None:
-    old = restored(backend, (), 2)
-    old[0].get_list_state(sb.ListStateDescriptor("n", int)).add(1)
-    old[1].get_list_state(sb.ListStateDescriptor("n", str)).add("a")
-    checkpoint = checkpoint_of(store, 0, old)
-    with pytest.raises(StateMigrationError, match="'n'"):
-        backend.create_operator_backend(restore=checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -457,7 +414,7 @@ def test_any_damage_of_a_file_is_found(backend: sb.StateBackend, root: Path, sto
     end_of_stream = found["index"].start - 8
     assert sum(map(len, found.values())) == len(contents[1])
     for region, place in found.items():
-        for at in place[:: max(len(place) // 40, 1)]:
+        for at in place[:: max(len(place) // 12, 1)]:
             if end_of_stream <= at < found["index"].start:
                 continue  # says only that no more follows; `verify` checks it
             flipped = bytearray(contents[1])
