@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statebackend.checkpoint import CheckpointStore, StateSnapshot
 from statebackend.checkpoint.format import (
     COLUMNS,
     DataFileReader,
@@ -154,29 +153,15 @@ def test_any_arrow_reader_opens_a_file() -> None:
 
 def test_types_that_are_written_alike_but_differ() -> None:
     """An element that may be null, and one that may not: two columns."""
-    schemas = [
-        pa.schema({"key": pa.int64(), "value": pa.list_(pa.field("item", pa.int64(), nullable=nullable))})
-        for nullable in (True, False)
-    ]
-    sections = [
-        Section(
-            str(i),
-            schema,
-            [
-                GroupedBatch.of(
-                    pa.record_batch([pa.array([1]), pa.array([[i]], schema.field(1).type)], schema=schema),
-                    [0],
-                )
-            ],
-        )
-        for i, schema in enumerate(schemas)
-    ]
+    sections = []
+    for name, nullable in (("a", True), ("b", False)):
+        kind = pa.list_(pa.field("item", pa.int64(), nullable=nullable))
+        schema = pa.schema({"key": pa.int64(), "value": kind})
+        rows = pa.record_batch([pa.array([1]), pa.array([[int(nullable)]], kind)], schema=schema)
+        sections.append(Section(name, schema, [GroupedBatch.of(rows, [0])]))
     reader = opened(written(sections))
-    assert [reader.schema(str(i)) for i in range(2)] == schemas
-    assert [each.batch["value"].to_pylist() for i in range(2) for each in reader.read(str(i))] == [
-        [[0]],
-        [[1]],
-    ]
+    assert [reader.schema(each.name) for each in sections] == [each.schema for each in sections]
+    assert [each.batch["value"].to_pylist() for name in "ab" for each in reader.read(name)] == [[[1]], [[0]]]
 
 
 @pytest.mark.parametrize("size", [1, 100, 70_000, 300_000])
@@ -213,18 +198,7 @@ def test_large_rows_make_small_batches() -> None:
         assert sum(each.batch.num_rows for each in opened(data).read("a", KeyGroupRange(45, 64))) == 20
 
 
-def test_small_files_are_not_compressed() -> None:
-    def compresses(n: int) -> bool:
-        rows = GroupedBatch.of(pa.record_batch([pa.array([7] * n)] * 2, schema=LONG), [0] * n)
-        plain = written([Section("a", LONG, [rows])], compression=None)
-        return written([Section("a", LONG, [rows])]) != plain
-
-    assert not compresses(255)
-    assert compresses(256)
-    assert compresses(100_000)
-
-
-def test_batches_of_many_small_states_are_not_compressed() -> None:
+def test_small_files_and_batches_of_many_small_states_are_not_compressed() -> None:
     def compresses(*sizes: int) -> bool:
         rows = [pa.record_batch([pa.array([7] * n)] * 2, schema=LONG) for n in sizes]
         sections = [
@@ -233,6 +207,7 @@ def test_batches_of_many_small_states_are_not_compressed() -> None:
         ]
         return written(sections) != written(sections, compression=None)
 
+    assert [compresses(n) for n in (255, 256, 100_000)] == [False, True, True]
     assert not compresses(*[1] * 1_000)
     assert compresses(*[16] * 1_000)
     assert compresses(*[1] * 1_000, 100_000)
@@ -275,22 +250,13 @@ def test_all_key_groups_there_are() -> None:
     assert len(data) < 4 * 32_768 * 20
 
 
-def test_a_data_file_in_a_store(tmp_path: Any) -> None:
-    with CheckpointStore(tmp_path / "store").open_for_writing() as store:
-        with store.begin_snapshot(0).create("base") as file:
-            rows = GroupedBatch.of(pa.record_batch([[1, 2], [10, 20]], schema=LONG), [4, 5])
-            write_data_file(file, [Section("a", LONG, [rows])])
-            stored = file.finish()
-        checkpoint = store.commit(0, [StateSnapshot(0, store.epoch, files=(stored,))])
-        with checkpoint.open_file(stored) as source:
-            reader = read_data_file(source, stored.name)
-            assert [each.batch.to_pylist() for each in reader.read("a", KeyGroupRange(5, 5))] == [
-                [{"key": 2, "value": 20}]
-            ]
-        assert pa.ipc.open_file(checkpoint.address(stored)).read_all().num_rows == 2
-
-
 # ------------------------------------------------------------------------------------ refusals
+
+
+def longs(groups: list[int], rows: int | None = None) -> GroupedBatch:
+    """As many rows as there are key groups, or another number."""
+    numbers = list(range(len(groups) if rows is None else rows))
+    return GroupedBatch.of(pa.record_batch([numbers, numbers], schema=LONG), groups)
 
 
 @pytest.mark.parametrize(
@@ -304,30 +270,11 @@ def test_a_data_file_in_a_store(tmp_path: Any) -> None:
             Section("a", LONG, [GroupedBatch.of(pa.record_batch({"key": [1], "value": ["x"]}), [0])]),
             "other columns than its section",
         ),
-        (
-            Section("a", LONG, [GroupedBatch.of(pa.record_batch([[1, 2], [1, 2]], schema=LONG), [5, 4])]),
-            "sorted by key group",
-        ),
-        (
-            Section(
-                "a",
-                LONG,
-                [GroupedBatch.of(pa.record_batch([[1], [1]], schema=LONG), [g]) for g in (5, 4)],
-            ),
-            "sorted by key group",
-        ),
-        (
-            Section("a", LONG, [GroupedBatch.of(pa.record_batch([[1], [1]], schema=LONG), [32_768])]),
-            "no such key group",
-        ),
-        (
-            Section("a", LONG, [GroupedBatch.of(pa.record_batch([[1], [1]], schema=LONG), [-1])]),
-            "sorted by key group",
-        ),
-        (
-            Section("a", LONG, [GroupedBatch.of(pa.record_batch([[1], [1]], schema=LONG), [0, 1])]),
-            "do not count its rows",
-        ),
+        (Section("a", LONG, [longs([5, 4])]), "sorted by key group"),
+        (Section("a", LONG, [longs([5]), longs([4])]), "sorted by key group"),
+        (Section("a", LONG, [longs([32_768])]), "no such key group"),
+        (Section("a", LONG, [longs([-1])]), "sorted by key group"),
+        (Section("a", LONG, [longs([0, 1], rows=1)]), "do not count its rows"),
     ],
 )
 def test_what_is_no_section_is_refused(section: Section, message: str) -> None:

@@ -245,29 +245,6 @@ def test_a_pin_that_comes_after_its_outputs_were_dropped_knows() -> None:
         assert not pin.checkpoint.files
 
 
-def test_a_damaged_newest_entry_is_refused_until_it_is_brought_back(root: Path) -> None:
-    with CheckpointStore(root).open_for_writing() as store:
-        commit(store, 7)
-        commit(store, 20)
-    entry = root / "checkpoints" / "3.json"
-    whole = entry.read_bytes()
-    entry.write_bytes(b"damaged")
-    before = sorted(root.rglob("*"))
-    reader, writer = CheckpointReader(root), CheckpointStore(root)
-    for call in (reader.latest, reader.checkpoints, lambda: reader.open(7), writer.open_for_writing):
-        with pytest.raises(
-            CorruptCheckpointError, match=r"newest entry.*3\.json.*sb\.tools\.repair"
-        ) as caught:
-            call()
-        assert caught.value.code == "CORRUPT_CHECKPOINT.LOG"
-    assert sorted(root.rglob("*")) == before
-    entry.write_bytes(whole)
-    assert CheckpointReader(root).checkpoints() == [7, 20]
-    with CheckpointStore(root).open_for_writing() as store:
-        commit(store, 21)
-        assert store.checkpoints() == [20, 21]
-
-
 def test_entries_that_a_version_before_0_1_0_found_damaged_are_ignored(root: Path) -> None:
     with CheckpointStore(root).open_for_writing() as store:
         commit(store, 7)

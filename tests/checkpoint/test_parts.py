@@ -106,29 +106,32 @@ def test_a_manifest_of_256_ranges_stays_small(root: Path) -> None:
         assert store.open(1).snapshots == checkpoint.snapshots
 
 
-@pytest.mark.parametrize("damage", ["lost", "cut", "flipped", "of another range"])
-def test_a_part_that_is_not_as_it_was_written(root: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["lost", "cut", "flipped", "another's"])
+@pytest.mark.parametrize("what", ["parts of ranges", "descriptions of states"])
+def test_a_file_of_a_manifest_that_is_not_as_it_was_written(root: Path, what: str, damage: str) -> None:
     with CheckpointStore(root, retain=3).open_for_writing(max_parallelism=GROUPS) as store:
         ranges = Ranges(store, 2)
-        ranges.commit(0, 0, 1)
-        parts = [part for part in ranges.commit(1, 0, 1).manifest.parts if part is not None]
-    path, other = (root / part.name for part in parts)
+        if what == "parts of ranges":
+            ranges.commit(0, 0, 1)
+            other, path = (root / str(name) for name in names(ranges.commit(1, 0, 1)))
+        else:
+            snapshots = [StateSnapshot(each, store.epoch, states=many(200 + each)) for each in range(2)]
+            committed = [store.commit(each.checkpoint_id, [each]) for each in snapshots]
+            other, path = (root / str(described(each)[0]) for each in committed)
     content = path.read_bytes()
     if damage == "lost":
         path.unlink()
     else:
         flipped = content[:30] + bytes([content[30] ^ 1]) + content[31:]
-        path.write_bytes(
-            {"cut": content[:-3], "flipped": flipped, "of another range": other.read_bytes()}[damage]
-        )
+        path.write_bytes({"cut": content[:-3], "flipped": flipped, "another's": other.read_bytes()}[damage])
     reader = CheckpointStore(root)
     with pytest.raises(sb.CorruptCheckpointError, match=path.name):
         reader.open(1)
     assert reader.latest(intact=True) == 0
     assert not sb.tools.verify(root).ok
+    before = set(root.glob("data/*/*"))
     with CheckpointStore(root, retain=1).open_for_writing() as store:
-        before = len(list(root.glob("data/*/*")))
-        assert before >= 7, "nothing is removed while it cannot be told what the checkpoint names"
+        assert set(root.glob("data/*/*")) >= before, "nobody can tell what the checkpoint names"
         store.rewind(0)
         assert store.open(0).verify() is None
 
@@ -293,23 +296,3 @@ def test_descriptions_of_many_states_are_sealed_once_and_named_again(root: Path,
         assert not (root / name).exists(), "they have gone with the last checkpoint that named them"
         assert described(commit(6, many(2_001, "list"))) != [other] * parallelism
     assert sb.tools.verify(root).ok
-
-
-@pytest.mark.parametrize("damage", ["lost", "cut", "flipped"])
-def test_descriptions_that_are_not_as_they_were_written(root: Path, damage: str) -> None:
-    with CheckpointStore(root, retain=3).open_for_writing(max_parallelism=GROUPS) as store:
-        for checkpoint_id in range(2):
-            states = many(200 + checkpoint_id)
-            checkpoint = store.commit(
-                checkpoint_id, [StateSnapshot(checkpoint_id, store.epoch, states=states)]
-            )
-    path = root / str(described(checkpoint)[0])
-    content = path.read_bytes()
-    path.unlink()
-    if damage != "lost":
-        flipped = content[:30] + bytes([content[30] ^ 1]) + content[31:]
-        path.write_bytes({"cut": content[:-3], "flipped": flipped}[damage])
-    with pytest.raises(sb.CorruptCheckpointError, match=path.name):
-        CheckpointStore(root).open(1)
-    assert CheckpointStore(root).latest(intact=True) == 0
-    assert not sb.tools.verify(root).ok
