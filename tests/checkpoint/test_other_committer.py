@@ -14,6 +14,8 @@ import statebackend as sb
 from statebackend.checkpoint import DataWriter
 from statebackend.checkpoint.keyed import chain
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 
 class Host:
     """A process with state, as far as the store is concerned: all that it has of it comes in pickles."""
@@ -66,14 +68,15 @@ def targets(store: sb.CheckpointStore, checkpoint_id: int) -> bytes:
 def test_a_long_story(
     tmp_path: Path, backend: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some are aborted, bases are rewritten, batches are rolled back: every commit is whole and as it was."""
-    monkeypatch.setattr(chain, "FAN", 2)
+    """Some are aborted, files are merged or bases rewritten, batches are rolled back: every commit is whole."""
+    monkeypatch.setattr(chain, *("FAN", 2) if backend == "heap" else ("SMALLEST_BASE", 0))
     store = sb.CheckpointStore(tmp_path, retain=1).open_for_writing(key_type="bigint", max_parallelism=8)
     host = Host(backend)
     host.count(list(range(200)))
     kinds: list[str] = []
-    aborted = 0
-    for checkpoint_id in range(60):
+    bases = set()
+    aborted, offsets = 0, None
+    for checkpoint_id in range(36):
         mark = host.keyed.mark()
         host.count([rng.randrange(300) for _ in range(3)])
         if rng.random() < 0.2:
@@ -89,16 +92,22 @@ def test_a_long_story(
             store.abort(checkpoint_id)
             host.told(checkpoint_id, False)
             continue
+        before = store.open_latest().snapshots[1] if store.checkpoints() else None
         committed = store.commit(checkpoint_id, written)
         host.told(checkpoint_id, True)
         committed.verify()
+        if before is not None and host.offsets.get() == offsets:
+            assert committed.snapshots[1].files == before.files, "what did not change is named again"
+        offsets = host.offsets.get()
         kinds += [file.kind for file in committed.snapshots[0].files]
+        bases.add(committed.snapshots[0].files[0].name)
         again = Host(backend, committed)
         assert again.contents() == host.contents()
         assert again.offsets.get() == host.offsets.get()
         again.close()
-    assert aborted > 3
-    assert kinds.count("delta") > 30
+    assert aborted > 2
+    assert kinds.count("delta") > 20
+    assert backend == "heap" or len(bases) > 3, "bases are rewritten, named and built on"
     newest = store.latest()
     assert newest is not None
     host.close()
@@ -108,30 +117,6 @@ def test_a_long_story(
     assert named <= before
     assert len(before - named) <= 3, "aborted snapshots leave nothing"
     sb.CheckpointStore(tmp_path).open(newest).verify()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_committed_base_stays(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "SMALLEST_BASE", 0)
-    store = sb.CheckpointStore(tmp_path, retain=1).open_for_writing(key_type="bigint", max_parallelism=8)
-    host = Host(backend)
-    host.count(list(range(100)))
-    bases = set()
-    for checkpoint_id in range(20):
-        host.count([checkpoint_id])
-        committed = store.commit(
-            checkpoint_id, pickle.loads(host.write(checkpoint_id, targets(store, checkpoint_id)))
-        )
-        bases.add(committed.snapshots[0].files[0].name)
-        assert len(committed.snapshots[0].files) > 1 or checkpoint_id == 0, "always a delta"
-        host.told(checkpoint_id, True)
-        if host.keyed._log.rewriting is not None:
-            host.keyed._log.rewriting.wait()
-        committed.verify()
-    assert len(bases) > 3, "bases are rewritten, named and built on"
-    host.close()
-    sb.CheckpointStore(tmp_path).open(19).verify()
-    store.close()
 
 
 def test_what_is_lent_is_kept_until_it_is_decided(tmp_path: Path) -> None:
@@ -151,21 +136,6 @@ def test_what_is_lent_is_kept_until_it_is_decided(tmp_path: Path) -> None:
     store.commit(4, [])
     store.commit(5, [])
     assert len(list(tmp_path.glob("data/*/*.arrow"))) == 0, "what was lent is removed like everything else"
-    host.close()
-    store.close()
-
-
-def test_operator_state_that_did_not_change_is_named_again(tmp_path: Path) -> None:
-    store = sb.CheckpointStore(tmp_path).open_for_writing(key_type="bigint", max_parallelism=8)
-    host = Host("heap")
-    host.offsets.add(7)
-    names = []
-    for checkpoint_id in range(3):
-        written = pickle.loads(host.write(checkpoint_id, targets(store, checkpoint_id)))
-        names.append([file["name"] for file in written[1]["files"]])
-        store.commit(checkpoint_id, written)
-        host.told(checkpoint_id, True)
-    assert names[0] == names[1] == names[2]
     host.close()
     store.close()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
+from store_files import write
 from watched_calls import WatchedCalls
 
 import statebackend as sb
@@ -18,9 +18,7 @@ from statebackend.checkpoint.store.log import Key, Record
 def committed(folder: Path, *ids: int) -> sb.CheckpointStore:
     store = sb.CheckpointStore(folder, retain=10).open_for_writing()
     for checkpoint_id in ids:
-        with store.begin_snapshot(checkpoint_id).create("base") as file:
-            file.write(b"%d" % checkpoint_id)
-            base = file.finish()
+        base = write(store.begin_snapshot(checkpoint_id), b"%d" % checkpoint_id, "base")
         store.commit(checkpoint_id, [sb.StateSnapshot(checkpoint_id, store.epoch, files=(base,))], now=1000)
     return store
 
@@ -65,16 +63,6 @@ def test_going_back_to_what_is_not_there_is_refused(tmp_path: Path) -> None:
         assert "5, 6" in str(caught.value.hint)
         assert store.checkpoints() == [5, 6]
         assert store.records() == []
-
-
-def test_a_checkpoint_whose_manifest_is_damaged_can_be_taken_back(tmp_path: Path) -> None:
-    committed(tmp_path, 5, 6).close()
-    sb.CheckpointStore(tmp_path).open_for_writing().close()  # the newest entry of the log is whole
-    path = tmp_path / "checkpoints/3.json"
-    path.write_bytes(path.read_bytes()[:-7])
-    rewound = sb.tools.rewind(tmp_path, to=5)
-    assert [(each.batch_id, each.rows) for each in rewound.taken_back] == [(6, None)]
-    assert sb.CheckpointStore(tmp_path).latest(intact=True) == 5
 
 
 def test_a_sink_can_take_back_what_it_did(tmp_path: Path) -> None:
@@ -172,22 +160,6 @@ def test_a_time_that_was_set_is_that_of_one_checkpoint(tmp_path: Path) -> None:
     assert store.open_latest().now == 7000
 
 
-def test_a_damaged_record_is_found(tmp_path: Path) -> None:
-    committed(tmp_path, 5, 6).close()
-    sb.tools.rewind(tmp_path, to=5)
-    path = tmp_path / "checkpoints/5.json"
-    assert json.loads(path.read_bytes())["kind"] == "rewind"
-    content = bytearray(path.read_bytes())
-    content[20] ^= 1
-    path.write_bytes(content)
-    for call in (sb.CheckpointStore(tmp_path).open_latest, sb.CheckpointStore(tmp_path).open_for_writing):
-        with pytest.raises(sb.CorruptCheckpointError, match=r"checkpoints/5\.json") as caught:
-            call()
-        assert caught.value.code == "CORRUPT_CHECKPOINT.LOG"
-    assert sb.tools.repair(tmp_path) == (5, ["checkpoints/5.json"])
-    assert sb.CheckpointStore(tmp_path).open_latest().id == 5
-
-
 def test_a_pickled_store_is_one_that_is_not_open(tmp_path: Path) -> None:
     with sb.CheckpointStore(
         tmp_path, retain=7, compression="lz4", max_clock_jump=5
@@ -240,32 +212,10 @@ def test_epochs_go_on_from_those_of_records(tmp_path: Path) -> None:
     assert len(set(names)) == len(names) == 3
 
 
-def test_a_record_of_another_store_is_found(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        committed(tmp_path / name, 5, 6).close()
-    sb.tools.set_time(tmp_path / "one", now=7)
-    record = tmp_path / "one" / "checkpoints/5.json"
-    (tmp_path / "two" / "checkpoints" / record.name).write_bytes(record.read_bytes())
-    with pytest.raises(sb.CorruptCheckpointError, match="two different stores"):
-        sb.CheckpointStore(tmp_path / "two").open_latest()
-
-
 def test_a_file_in_the_place_of_a_folder_is_no_folder(tmp_path: Path) -> None:
     with committed(tmp_path, 5) as store:
         (tmp_path / "offsets").touch()
         assert not store.has_folder("offsets")
-
-
-def test_the_time_that_was_set_goes_with_a_copy(tmp_path: Path) -> None:
-    keyed = sb.create_backend("reference").create_keyed_backend(int)
-    value = keyed.get_value_state(sb.ValueStateDescriptor("value", int))
-    keyed.set_current_key(1)
-    value.update(2)
-    with sb.CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=128) as store:
-        store.commit(0, [keyed.snapshot(0, store).result()], now=9000)
-    sb.tools.set_time(tmp_path / "store", now=7)
-    assert sb.tools.rescale(tmp_path / "store", tmp_path / "other", 64).now == 7
-    assert sb.tools.drop_state(tmp_path / "store", "value", target=tmp_path / "without").now == 7
 
 
 @pytest.mark.parametrize(

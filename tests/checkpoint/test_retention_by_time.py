@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from stopped_time import StoppedTime
+from store_files import commit
 
 import statebackend as sb
 from statebackend.checkpoint.store import store as stores
@@ -21,54 +22,46 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedTime:
     return made
 
 
-def commit(store: sb.CheckpointStore, checkpoint_id: int, clock: StoppedTime) -> None:
-    writer = store.begin_snapshot(checkpoint_id)
-    with writer.create("base") as file:
-        file.write(b"state")
-        made = file.finish()
-    store.commit(checkpoint_id, [sb.StateSnapshot(checkpoint_id, store.epoch, files=(made,))], now=0)
-
-
 def test_checkpoints_go_when_they_are_older(tmp_path: Path, clock: StoppedTime) -> None:
     with sb.CheckpointStore(tmp_path, retain=HOUR).open_for_writing() as store:
         for checkpoint_id in range(10):
-            commit(store, checkpoint_id, clock)
+            commit(store, checkpoint_id)
             clock.now += 1200
         assert store.checkpoints() == [6, 7, 8, 9]  # 9 was committed 3,600 seconds after 6
         assert len(list(tmp_path.glob("data/*/*"))) == 4, "files go with their checkpoint"
     # The next writer reads how old they are.
     clock.now += 600
     with sb.CheckpointStore(tmp_path, retain=HOUR).open_for_writing() as store:
-        commit(store, 10, clock)
+        commit(store, 10)
         assert store.checkpoints() == [8, 9, 10]
         clock.now += 1_000_000
-        commit(store, 11, clock)
+        commit(store, 11)
         assert store.checkpoints() == [10, 11]
-        commit(store, 12, clock)
+        commit(store, 12)
         assert store.checkpoints() == [11, 12]
     with sb.CheckpointStore(tmp_path, retain=1).open_for_writing() as store:
-        commit(store, 13, clock)
+        commit(store, 13)
         assert store.checkpoints() == [13]
 
 
 def test_many_kept_checkpoints_cost_a_commit_nothing(tmp_path: Path, clock: StoppedTime) -> None:
-    """A file that a thousand manifests name is known by one look, and stays until the last of them has gone."""
+    """A file that a hundred manifests name is known by one look, and stays until the last of them has gone."""
     with sb.CheckpointStore(tmp_path, retain=HOUR).open_for_writing() as store:
         writer = store.begin_snapshot(0)
         with writer.create("base") as file:
             file.write(b"state")
             shared = file.finish()
-        for checkpoint_id in range(300):
+        for checkpoint_id in range(120):
             store.commit(
                 checkpoint_id, [sb.StateSnapshot(checkpoint_id, store.epoch, files=(shared,))], now=0
             )
-        assert len(store.checkpoints()) == 300
+        assert len(store.checkpoints()) == 120
         clock.now += 10_000
-        commit(store, 300, clock)
-        assert store.checkpoints() == [299, 300]
+        commit(store, 120)
+        assert store.checkpoints() == [119, 120]
         assert (tmp_path / shared.name).exists()
-        commit(store, 301, clock)
-        commit(store, 302, clock)
+        commit(store, 121)
+        commit(store, 122)
         assert not (tmp_path / shared.name).exists()
 
 

@@ -6,12 +6,10 @@ import errno
 import json
 import os
 import pickle
-import signal
 import threading
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from processes import run
 from refusing_disks import SealOff, fill, read_only, small_disk
@@ -68,20 +66,6 @@ def test_what_is_committed_is_read_back(store: CheckpointStore) -> None:
         assert opened.read_file(stored) == np.arange(100_000).tobytes() + b"tail"
         opened.verify()
         assert Path(opened.address(output)).read_bytes() == b"rows"
-
-
-def test_arrow_writes_and_reads_a_data_file(store: CheckpointStore) -> None:
-    table = pa.table({"key": np.arange(300_000), "value": [f"v{i}" for i in range(300_000)]})
-    file = store.begin_snapshot(0).create("base")
-    with pa.ipc.new_file(file, table.schema) as arrow:
-        arrow.write_table(table, 65_536)
-    del arrow
-    stored = file.finish()
-    checkpoint = store.commit(0, [StateSnapshot(0, store.epoch, files=(stored,))])
-    with checkpoint.open_file(stored) as source:
-        assert source.size() == stored.size
-        assert pa.ipc.open_file(source).read_all() == table
-    checkpoint.verify()
 
 
 def test_the_layout_is_as_documented(store: CheckpointStore, root: Path) -> None:
@@ -230,16 +214,6 @@ def test_a_live_writer_can_be_respected(store: CheckpointStore, root: Path) -> N
     commit(store, 1)  # it was not disturbed
     store.close()
     CheckpointStore(root).open_for_writing(refuse_live=True)
-
-
-def test_a_dead_writer_is_not_respected(root: Path) -> None:
-    code = (
-        "import os, signal, sys; from statebackend.checkpoint import CheckpointStore;"
-        "CheckpointStore(sys.argv[1]).open_for_writing(); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    run(code, root, status=-signal.SIGKILL)
-    with CheckpointStore(root).open_for_writing(refuse_live=True) as store:
-        assert store.epoch == 2
 
 
 def test_a_store_belongs_to_one_query_key_type_and_number_of_groups(
@@ -422,17 +396,6 @@ def test_files_in_flight_survive_commits_and_aborts_of_others(root: Path) -> Non
     store.open(10).verify()
 
 
-def test_retention_may_be_changed(root: Path) -> None:
-    store = CheckpointStore(root, retain=5).open_for_writing()
-    for checkpoint_id in range(5):
-        commit(store, checkpoint_id)
-    store.close()
-    store = CheckpointStore(root, retain=1).open_for_writing()
-    assert store.checkpoints() == [0, 1, 2, 3, 4]  # opening drops none: one of them may be asked for
-    commit(store, 5)
-    assert store.checkpoints() == [5]
-
-
 def test_a_restart_drops_everything(store: CheckpointStore, root: Path) -> None:
     commit(store, 7)
     commit(store, 8)
@@ -602,28 +565,6 @@ def test_a_full_disk(small_disk: Path) -> None:
     ballast.unlink()
     store.commit(2, [StateSnapshot(2, store.epoch, files=(stored,))])
     assert store.latest(intact=True) == 2
-
-
-def test_a_file_that_may_not_grow(root: Path) -> None:
-    """The limit of a process on the size of its files, which needs no special right."""
-    code = (
-        "import resource, signal, sys; from store_files import commit, write\n"
-        "from statebackend.checkpoint import CheckpointStore\n"
-        "from statebackend.errors import StoreError\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "store = CheckpointStore(sys.argv[1]).open_for_writing()\n"
-        "commit(store, 0)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))\n"
-        "try:\n"
-        "    write(store.begin_snapshot(1), bytes(3_000_000))\n"
-        "except StoreError as error:\n"
-        "    print(error.errno)\n"
-        "store.abort(1)\n"
-        "commit(store, 1)\n"
-        "print(store.checkpoints())\n"
-    )
-    assert run(code, root).stdout == f"{errno.EFBIG}\n[0, 1]\n"
-    assert len(data_files(root)) == 2
 
 
 def test_a_read_only_folder_is_read_and_not_written(

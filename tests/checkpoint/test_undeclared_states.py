@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from all_backends import BACKENDS
@@ -12,7 +11,6 @@ import statebackend as sb
 from statebackend.backends.reference import ReferenceKeyedBackend
 from statebackend.checkpoint import Checkpoint
 from statebackend.errors import ClosedError, StateMigrationError
-from statebackend.testing import Harness
 
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -79,47 +77,6 @@ def test_the_list_of_an_operator_backend_shrinks_as_states_are_asked_for(
         assert operator.undeclared_states() == []
     with pytest.raises(ClosedError):
         operator.undeclared_states()
-
-
-class First(sb.KeyedProcessFunction, sb.CheckpointedFunction):
-    """A function with two keyed states and one of the operator's."""
-
-    def open(self, ctx: sb.FunctionContext) -> None:
-        self.states = [ctx.get_value_state(descriptor(name)) for name in ("kept", "dropped")]
-
-    def initialize_state(self, ctx: Any) -> None:
-        self.buffer = ctx.operator_state_store.get_list_state(sb.ListStateDescriptor("buffer", int))
-
-    def snapshot_state(self, ctx: Any) -> None:
-        pass
-
-    def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
-        for state in self.states:
-            state.update(row.n)
-        self.buffer.add(row.n)
-
-
-class Second(sb.KeyedProcessFunction):
-    """The next version, which has one of them left."""
-
-    def open(self, ctx: sb.FunctionContext) -> None:
-        self.kept = ctx.get_value_state(descriptor("kept"))
-
-    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
-        yield (self.kept.value(),)
-
-
-@each_backend
-def test_what_another_function_has_not_asked_for(backend: str) -> None:
-    with Harness(First(), int, backend=backend) as first, Harness(Second(), int, backend=backend) as second:
-        first.process_element(1, {"n": 7})
-        second.restore(first.snapshot())
-        assert second.keyed.undeclared_states() == ["dropped", "kept"]
-        for _ in range(2):
-            assert second.process_element(1, {"n": 8}) == [(7,)]
-            assert second.keyed.undeclared_states() == ["dropped"]
-            assert second.operator.undeclared_states() == ["buffer"]
-            second.restart()
 
 
 def test_a_backend_without_timers_keeps_them_and_does_not_list_them(tmp_path: Path) -> None:
