@@ -6,14 +6,12 @@ What becomes of a commit whose answer is lost, late or a refusal can be told on 
 from __future__ import annotations
 
 import errno
-import io
 import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from object_servers import Place, object_server
 from simulated_disk import Dead
@@ -139,15 +137,6 @@ class TestEveryService:
             source.seek(len(content) + 2)
             assert source.read(5) == b""
 
-    def test_arrow_reads_a_file(self, files: ObjectFiles, np_rng: np.random.Generator) -> None:
-        table = pa.table({"key": np.arange(500_000), "value": np_rng.random(500_000)})
-        stream = io.BytesIO()
-        with pa.ipc.new_file(stream, table.schema) as out:
-            out.write_table(table, 65_536)
-        write(files, "data/1/a.arrow", stream.getvalue())
-        with files.open_input("data/1/a.arrow") as source:
-            assert pa.ipc.open_file(source).read_all() == table
-
     def test_small_and_empty_files(self, files: ObjectFiles) -> None:
         for name, content in (("data/1/small", b"abc"), ("data/1/empty", b"")):
             write(files, name, content)
@@ -224,12 +213,6 @@ class TestEveryService:
             write(files, name, b"x")
         assert files.remove_leftovers(lambda name: name.endswith("kept"), 4) == 2
         assert [name for name in names if files.size(name) is None] == ["data/1/left", "data/3/left"]
-
-    def test_a_copy_for_another_process(self, files: ObjectFiles) -> None:
-        files.publish("a", b"abc", 1)
-        copy = pickle.loads(pickle.dumps(files))
-        assert copy.uri == files.uri
-        assert copy.read("a") == b"abc"
 
     def test_no_secret_shows(self, files: ObjectFiles, place: Place, service: str) -> None:
         secrets = ["hunter2"] + [value for name, value in place[1].items() if "key" in name]

@@ -7,7 +7,6 @@ Azure and GCS.
 from __future__ import annotations
 
 import itertools
-import pickle
 import random
 from collections.abc import Callable, Iterator
 from urllib.parse import quote
@@ -19,7 +18,7 @@ from keyed_story import Story, contents
 from object_servers import SERVERS, object_server
 from simulated_disk import Dead
 from simulated_objects import Bucket, SimulatedObjectCalls
-from store_files import commit, write
+from store_files import commit
 from store_story import (
     QUERY,
     RETAIN,
@@ -37,9 +36,9 @@ from statebackend.checkpoint import CheckpointStore, StateSnapshot
 from statebackend.checkpoint.files.object_calls import ObjectCalls
 from statebackend.checkpoint.files.objects import ObjectFiles
 from statebackend.checkpoint.store.reader import CheckpointReader
-from statebackend.errors import CommitConflictError, CorruptCheckpointError, StateBackendError, UsageError
+from statebackend.errors import CorruptCheckpointError, StateBackendError, UsageError
 from statebackend.keys.key_groups import range_for
-from statebackend.state import ListStateDescriptor, ValueStateDescriptor
+from statebackend.state import ListStateDescriptor
 from statebackend.tools import read_state, repair
 
 __all__ = ["object_server"]  # a fixture
@@ -276,42 +275,6 @@ def test_a_savepoint_is_restored_and_read(
     place.files.remove(name)
     with pytest.raises(CorruptCheckpointError, match="a file is missing"):
         other.create_keyed_backend(int, max_parallelism=32, restore=where)
-
-
-def test_savepoints_in_a_store(place: Place) -> None:
-    with place.store() as store:
-        store.open_for_writing(key_type=int, max_parallelism=32)
-        with create_backend("heap").create_keyed_backend(int, max_parallelism=32) as keyed:
-            with pytest.raises(UsageError, match="the store has no checkpoint"):
-                keyed.savepoint(store)
-            count = keyed.get_state(ValueStateDescriptor("count", int))
-            count.update_many(range(100_000), range(100_000))
-            store.commit(0, [keyed.snapshot(0, store).result()])
-            count.update_many([0], [-1])
-            savepoint = keyed.savepoint(store)
-        store.restart()
-    assert any(name.startswith("savepoints/0/keyed/count/") for name in place.names())
-    with create_backend("heap").create_keyed_backend(int, max_parallelism=32, restore=savepoint) as again:
-        found = again.get_state(ValueStateDescriptor("count", int)).get_many(range(100_000))
-        assert found.to_pylist() == [-1, *range(1, 100_000)]
-
-
-def test_another_process_writes_for_the_writer(place: Place) -> None:
-    store = place.store().open_for_writing()
-    elsewhere = pickle.loads(pickle.dumps(store.data_writer(0)))
-    stored = write(elsewhere)
-    elsewhere.sync()
-    assert store.commit(0, [StateSnapshot(0, store.epoch, files=(stored,))]).read_file(stored) == b"content"
-
-
-def test_a_second_writer_ends_the_first(place: Place) -> None:
-    first = place.store().open_for_writing()
-    commit(first, 0)
-    second = place.store().open_for_writing()
-    with pytest.raises(CommitConflictError, match="another writer"):
-        commit(first, 1)
-    commit(second, 1)
-    assert second.checkpoints() == [0, 1]
 
 
 def test_damage_is_found(place: Place) -> None:
