@@ -22,6 +22,8 @@ from statebackend.keys.key_groups import range_for
 from statebackend.testing import ManualClock
 from statebackend.tools import map_migration
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 TTL = sb.StateTtlConfig(1000)
 #: The type of the maps, what the map state declares, a key and a value of a number.
@@ -64,6 +66,7 @@ def shown(entries: Any) -> list[Any]:
 # ------------------------------------------------------------------------------------------ what it holds
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", MAPS)
 @each_backend
 def test_every_entry_is_in_the_map_state(

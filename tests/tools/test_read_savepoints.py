@@ -14,6 +14,8 @@ from keyed_story import DESCRIPTORS, Story
 import statebackend as sb
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 TIMED = sb.ListStateDescriptor("timed", str).enable_time_to_live(sb.StateTtlConfig(10**12))
 
 

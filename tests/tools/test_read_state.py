@@ -10,16 +10,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from keyed_files import GROUPS, Model, keyed_snapshot, shown, without_times, write
+from keyed_files import Model, keyed_snapshot, shown, without_times, write
 
 import statebackend as sb
 from statebackend.checkpoint import CheckpointStore, StoredFile
-from statebackend.checkpoint.format import GroupedBatch, Op, Section
+from statebackend.checkpoint.format import GroupedBatch, Section
 from statebackend.checkpoint.keyed.merged_rows import applied
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.keys import encode_namespace
-from statebackend.keys.key_groups import KeyGroupRange
 from statebackend.tools import read as reading
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 # ------------------------------------------------------------------------------------------- histories
 
@@ -44,6 +45,7 @@ def long(rng: random.Random) -> int:
     return rng.randrange(100)
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("namespaces", NAMESPACES)
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("kind", ["value", "list", "map", "folding"])
@@ -90,51 +92,6 @@ def test_many_rows_are_applied_in_slices(
         )
     store.commit(0, [keyed_snapshot(store, 0, files, [model.described("state")])])
     assert shown(sb.tools.read_state(root, "state"), False) == without_times(model.expected(), False)
-
-
-def test_instances_give_only_rows_of_their_own_key_groups(
-    store: CheckpointStore, root: Path, rng: random.Random
-) -> None:
-    """After a change of parallelism files may hold more than their instance serves."""
-    model = Model("value", int, int)
-    for _ in range(200):
-        model.change(rng, range(100), [sb.VOID], long, time=0)
-    base = write(store, 0, "base", [model.section("state", is_base=True)])
-    snapshots = [
-        keyed_snapshot(
-            store,
-            0,
-            [base],
-            [model.described("state")],
-            subtask_index=index,
-            parallelism=2,
-            key_groups=KeyGroupRange(index * GROUPS // 2, (index + 1) * GROUPS // 2 - 1),
-        )
-        for index in range(2)
-    ]
-    store.commit(0, snapshots)
-    assert shown(sb.tools.read_state(root, "state"), False) == without_times(model.expected(), False)
-
-
-def test_rows_of_one_file_may_be_a_history_of_their_own(store: CheckpointStore, root: Path) -> None:
-    """A state that nobody asked for is written as it was read: its changes one after the other."""
-    ops = [Op.PUT, Op.REMOVE, Op.PUT, Op.APPEND, Op.REMOVE, Op.APPEND, Op.APPEND]
-    lists = pa.record_batch(
-        {
-            "key": [1] * 7,
-            "value": pa.array([[1], None, [2], [3], None, [4], [5, 6]], pa.list_(pa.int64())),
-            "op": pa.array(ops, pa.uint8()),
-        }
-    )
-    values = pa.record_batch({"key": [1, 2, 1], "value": [1, 2, 3]})
-    sections = [
-        Section("list", lists.schema, [GroupedBatch.of(lists, [4] * 7)]),
-        Section("value", values.schema, [GroupedBatch.of(values, [4] * 3)]),
-    ]
-    states = [Model("list", int, int).described("list"), Model("value", int, int).described("value")]
-    store.commit(0, [keyed_snapshot(store, 0, [write(store, 0, "base", sections)], states)])
-    assert sb.tools.read_state(root, "list").to_pylist() == [{"key": 1, "value": [4, 5, 6]}]
-    assert sb.tools.read_state(root, "value").to_pylist() == [{"key": 2, "value": 2}, {"key": 1, "value": 3}]
 
 
 def test_nulls_within_composite_keys_are_told_apart() -> None:

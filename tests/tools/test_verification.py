@@ -21,6 +21,8 @@ from statebackend.checkpoint.files import PosixFiles
 from statebackend.checkpoint.format import GroupedBatch, Section, write_data_file
 from statebackend.checkpoint.store.sealed import seal, unseal
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 OUTPUT = pa.table({"user": [f"user-{n}" for n in range(2000)], "n": range(2000)})
 
 
