@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pieces import either_way
+from functions.conftest import each_way
 
 import statebackend as sb
 from statebackend._core.handles.row_loop import Output
@@ -15,7 +15,6 @@ from statebackend.runtime import Job
 from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.testing import Harness
 
-__all__ = ["either_way"]
 pytestmark = pytest.mark.usefixtures("either_way")
 
 SCHEMAS = {
@@ -101,7 +100,7 @@ def contents(harness: Harness) -> Any:
     return found, list(everything.get())
 
 
-@pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
+@each_way
 @pytest.mark.parametrize("schema", [SCHEMAS, dict.fromkeys(SCHEMAS)], ids=["in Arrow", "as they are"])
 def test_rows_that_fail_leave_nothing_but_their_error(backend: str, schema: Any, rng: random.Random) -> None:
     def harness(**options: Any) -> Harness:

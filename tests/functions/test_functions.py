@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
 import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from stateful_functions import Buffering, Total
+from stateful_functions import Total
 
 import statebackend as sb
-from statebackend.testing import Harness, ManualClock
+from statebackend.testing import Harness
 
 pytestmark = pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
 
@@ -86,14 +85,6 @@ def test_a_function_that_could_not_be_opened_is_opened_again(backend: str) -> No
             harness.process_element("a", {"amount": 1})
         FailsToOpen.fails = False
         assert harness.process_element("a", {"amount": 1}) == [("a", 1)]
-
-
-def test_operator_state_outlives_a_failure_and_nothing_doubles(backend: str) -> None:
-    with Harness(Buffering(), int, key="n", backend=backend) as harness:
-        assert harness.process_batch([{"n": n} for n in (1, 2, 3, 4)]) == [(1, 2, 3)]
-        with pytest.raises(ValueError, match="negative"):
-            harness.process_batch([{"n": n} for n in (5, 6, 7, -1)])
-        assert harness.process_batch([{"n": n} for n in (5, 6)]) == [(4, 5, 6)]
 
 
 def test_a_listener_is_told_of_every_batch(backend: str) -> None:
@@ -202,34 +193,6 @@ def test_a_batch_function_works_on_whole_columns(backend: str) -> None:
         assert harness.process_batch(rows(("a", 1), ("a", 1))) == [("a", 5)]
 
 
-class Clocked(sb.KeyedProcessFunction):
-    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
-        yield (ctx.now,)
-
-
-def test_time_stands_still_in_a_batch_and_never_goes_back(backend: str) -> None:
-    clock = ManualClock(1000)
-    with Harness(Clocked(), int, clock=clock, backend=backend) as harness:
-        assert harness.process_element(1, (0,)) == [(1000,)]
-        clock.set(400)
-        assert harness.process_element(1, (0,)) == [(1000,)]
-        clock.set(2000)
-        assert harness.process_element(1, (0,)) == [(2000,)]
-
-
-def test_the_watermark_is_the_newest_row_minus_the_delay(backend: str) -> None:
-    class Clocked(sb.KeyedProcessFunction):
-        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
-            yield (ctx.watermark,)
-
-    at = datetime.datetime(1970, 1, 1, 0, 0, 10, tzinfo=datetime.timezone.utc)
-    delay = datetime.timedelta(seconds=2)
-    with Harness(Clocked(), int, key="k", event_time="at", delay=delay, backend=backend) as harness:
-        assert harness.process_batch([{"k": 1, "at": at}, {"k": 2, "at": None}]) == [(None,), (None,)]
-        older = at - datetime.timedelta(hours=1)
-        assert harness.process_batch([{"k": 1, "at": older}]) == [(8000,)]
-
-
 def test_expiry_in_event_time_needs_event_time(backend: str) -> None:
     class Expiring(sb.KeyedProcessFunction):
         def open(self, ctx: sb.FunctionContext) -> None:
@@ -246,9 +209,6 @@ def test_expiry_in_event_time_needs_event_time(backend: str) -> None:
         pytest.raises(sb.UsageError, match="event time"),
     ):
         harness.process_batch([{"k": 1, "at": 0}])
-    with Harness(Expiring(), int, key="k", event_time="at", backend=backend) as harness:
-        given = [harness.process_batch([{"k": 1, "at": at}]) for at in (0, 999, 1999)]
-        assert given == [[(None,)], [(0,)], [(None,)]]
 
 
 def test_counters_outlive_failures(backend: str) -> None:
@@ -266,12 +226,16 @@ def test_counters_outlive_failures(backend: str) -> None:
 
 
 def test_functions_without_the_other_methods_say_so(backend: str) -> None:
-    table = pa.table({"user": ["a"], "amount": [1], "rule": [True]})
-    with (
-        Harness(Total(), str, key="user", broadcast="rule", backend=backend) as harness,
-        pytest.raises(NotImplementedError, match="Total has no process_broadcast"),
-    ):
-        harness.process_batch(table)
+    class Registering(sb.KeyedProcessFunction):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
+            ctx.timers.register(0, "processing")
+
+    table = pa.table({"user": ["a", "b"], "rule": [False, True]})
+    with Harness(Registering(), str, key="user", broadcast="rule", backend=backend) as harness:
+        with pytest.raises(NotImplementedError, match="Registering registers timers and has no on_timer"):
+            harness.process_batch(table.slice(0, 1))
+        with pytest.raises(NotImplementedError, match="Registering has no process_broadcast"):
+            harness.process_batch(table)
 
 
 def test_what_cannot_be_a_job_is_refused(backend: str) -> None:

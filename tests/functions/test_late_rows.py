@@ -6,13 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pieces import either_way
 
 import statebackend as sb
 from statebackend.runtime import EventTime, Job
 from statebackend.testing import Harness, ManualClock
 
-__all__ = ["either_way"]
 pytestmark = pytest.mark.usefixtures("either_way")
 
 SCHEMAS = {"main": "user string, at bigint", "late": "at bigint, user string"}

@@ -19,17 +19,13 @@ from event_days import (
     sessions_of,
     table_of,
 )
-from pieces import either_way
+from functions.conftest import each_way
 
 import statebackend as sb
 from statebackend.runtime import EventTime
 from statebackend.testing import Harness
 
-__all__ = ["either_way"]
-pytestmark = [
-    pytest.mark.usefixtures("either_way"),
-    pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"]),
-]
+pytestmark = [pytest.mark.usefixtures("either_way"), each_way]
 
 
 class Replay:
@@ -79,7 +75,7 @@ def live(events: list[Event]) -> list[list[Event]]:
 
 
 def events_for(backend: str) -> int:
-    return 450 if backend == "heap" else 150
+    return 300 if backend == "heap" else 150
 
 
 @pytest.mark.parametrize("timers", ["after_batch", "in_order"])
@@ -89,7 +85,7 @@ def test_counts_that_expire_are_those_of_the_live_day(backend: str, timers: str,
     assert len(wanted.rows) == len(events)
     assert len({row[2][1] for row in wanted.rows}) > 3, "some go on"
     assert sum(row[2][1] == 1 for row in wanted.rows) > 10, "some begin anew"
-    for batches in (1, 7, 20):
+    for batches in (1, 7):
         assert replay(Counts(), cut(events, batches), timers, backend) == wanted, batches
     assert replay(Counts(), cut(events, 20), timers, backend, restarts=3) == wanted
 
@@ -101,7 +97,7 @@ def test_windows_and_sessions_are_those_of_the_live_day(
     events = day(rng, events_for(backend), ordered_by_user=False)
     wanted = replay(function(), live(events), "in_order", backend)
     assert len(wanted.rows) > 20
-    for batches in (1, 7, 20):
+    for batches in (1, 7):
         assert replay(function(), cut(events, batches), "in_order", backend) == wanted, batches
     assert replay(function(), cut(events, 20), "in_order", backend, restarts=3) == wanted
     if function is Sessions:
@@ -113,7 +109,7 @@ def test_windows_and_sessions_are_those_of_the_live_day(
 def test_any_cuts_into_batches_give_the_same(
     backend: str, function: type[sb.KeyedProcessFunction], rng: random.Random
 ) -> None:
-    for _ in range(5 if backend == "heap" else 3):
+    for _ in range(3):
         events = day(rng, events_for(backend) // 3, ordered_by_user=function is Counts)
         first, second = (cut_at_random(events, rng) for _ in range(2))
         wanted = replay(function(), first, "in_order", backend)
@@ -131,11 +127,11 @@ class UsualTest(sb.KeyedProcessFunction):
         yield ctx.current_key, ctx.timestamp, [row.number]
 
 
-@pytest.mark.parametrize("batches", [1, 7, 20, 100])
+@pytest.mark.parametrize("batches", [1, 20, 100])
 def test_the_usual_test_of_lateness_drops_late_rows_and_no_others(
     backend: str, batches: int, rng: random.Random
 ) -> None:
-    events = day(rng, 400, ordered_by_user=False)
+    events = day(rng, 200, ordered_by_user=False)
     for delay in (DELAY, DELAY // 20):
         late, newest = set(), None
         for batch in cut(events, batches):

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from type_strategies import same
 
 import statebackend as sb
@@ -57,13 +55,6 @@ def test_a_column_comes_back_as_it_was_given(ddl: str) -> None:
         assert all(map(same, column_values(column.slice(start)), values[start:]))
     chunked = pa.chunked_array([column.chunk(0).slice(0, 1), column.chunk(0).slice(1)])
     assert all(map(same, column_values(chunked), values))
-
-
-@given(st.lists(st.lists(st.one_of(st.none(), st.integers(-5, 5)), max_size=3) | st.none()), st.data())
-def test_lists_with_nulls_anywhere_are_read_right(values: list[Any], data: st.DataObject) -> None:
-    array = pa.array(values, pa.list_(pa.int64()))
-    start = data.draw(st.integers(0, len(values)))
-    assert column_values(array.slice(start)) == values[start:]
 
 
 def test_nested_rows_are_named_tuples() -> None:
@@ -189,14 +180,3 @@ def test_what_is_no_batch_is_refused() -> None:
 )
 def test_a_schema_may_be_given_in_any_notation(given: Any) -> None:
     assert OutputSchema(given).row_type == sb.types.ROW(user=sb.types.LONG, n=sb.types.INT)
-
-
-def test_text_instead_of_rows_is_refused() -> None:
-    def function(row: Any, state: Any) -> Any:
-        return "ab", None
-
-    with (
-        sb.testing.Harness(sb.flat_map_with_state(function, int), int, schema="a string") as harness,
-        pytest.raises(sb.SerializationError, match="gave a str for the rows that go out"),
-    ):
-        harness.process_element(1, {})

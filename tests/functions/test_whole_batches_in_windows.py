@@ -146,28 +146,3 @@ def test_whole_batches_leave_what_rows_leave(backend: str, pieces: int, rng: ran
     assert left[0] == left[1]
     assert given[0] == given[1]
     assert len(given[0]) > 50
-
-
-@pytest.mark.parametrize("backend", ["reference", "heap", "rocksdb"])
-def test_whole_batches_delete_a_state_in_all_namespaces(backend: str) -> None:
-    reason = sb.available_backends()[backend].reason
-    if reason is not None:
-        pytest.skip(reason)
-
-    class Counts(sb.BatchProcessFunction):
-        def open(self, ctx: sb.FunctionContext) -> None:
-            self.n = ctx.get_reducing_state(sb.ReducingStateDescriptor("n", "sum", int))
-
-        def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> None:
-            if batch["forget"][0].as_py():
-                ctx.delete_state("n")
-            self.n.add_many(ctx.keys, [1] * batch.num_rows, namespaces=batch["space"])
-
-    with Harness(Counts(), str, key="user", backend=backend) as harness:
-        rows = [
-            {"user": user, "space": space, "forget": False} for user in "ab" for space in (None, "x", "y")
-        ]
-        harness.process_batch(pa.Table.from_pylist(rows))
-        assert harness.keyed.num_entries("n") == 6 or backend == "rocksdb"
-        harness.process_batch(pa.Table.from_pylist([{"user": "a", "space": "z", "forget": True}]))
-        assert list(harness.keyed.keys_and_namespaces("n")) == [("a", "z")]
