@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pyarrow as pa
@@ -13,69 +12,6 @@ import statebackend as sb
 from statebackend.testing import Harness
 
 SCHEMA = "user bigint, at bigint, total bigint"
-
-
-class Rows(sb.KeyedProcessFunction):
-    """A sum for each user, given out when its timer fires."""
-
-    def open(self, ctx: sb.FunctionContext) -> None:
-        self.sum = ctx.get_reducing_state(sb.ReducingStateDescriptor("sum", "sum", int))
-
-    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
-        self.sum.add(row.n)
-        ctx.timers.register(row.at + 100)
-        if row.n == 0:
-            ctx.timers.delete(row.at + 100)
-
-    def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Any:
-        yield ctx.current_key, timestamp, self.sum.get()
-
-
-class Columns(sb.BatchProcessFunction):
-    """The same over columns."""
-
-    def open(self, ctx: sb.FunctionContext) -> None:
-        self.sum = ctx.get_reducing_state(sb.ReducingStateDescriptor("sum", "sum", int))
-
-    def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
-        self.sum.add_many(ctx.keys, batch["n"])
-        ends = pc.add(batch["at"], 100)
-        # One row after the other: a key may register a time and delete it later, and the other way round.
-        for at in range(batch.num_rows):
-            keys, times = ctx.keys.slice(at, 1), ends.slice(at, 1)
-            ctx.timers.register_many(keys, times)
-            if batch["n"][at].as_py() == 0:
-                ctx.timers.delete_many(keys, times)
-
-    def on_timers(self, keys: Any, timestamps: Any, namespaces: Any, ctx: sb.FunctionContext) -> Any:
-        return pa.record_batch({"user": keys, "at": timestamps, "total": self.sum.get_many(keys)})
-
-
-@pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
-def test_columns_give_what_rows_give(backend: str, rng: random.Random) -> None:
-    options: dict[str, Any] = {
-        "key": "user",
-        "schema": SCHEMA,
-        "event_time": "at",
-        "delay": 20,
-        "backend": backend,
-    }
-    with Harness(Rows(), int, **options) as rows, Harness(Columns(), int, **options) as columns:
-        fired = 0
-        for number in range(12):
-            batch = [
-                {"user": rng.randrange(6), "n": rng.randrange(3), "at": 60 * number + rng.randrange(100)}
-                for _ in range(rng.randrange(1, 20))
-            ]
-            expected = rows.process_batch(batch)
-            assert columns.process_batch(batch) == expected
-            fired += len(expected)
-            if number % 4 == 3:
-                columns.restart()
-                rows.restart()
-        assert fired > 20
-        assert columns.advance_watermark(10_000) == rows.advance_watermark(10_000)
-        assert columns.keyed.timers.count() == 0
 
 
 class Chained(sb.BatchProcessFunction):
@@ -116,12 +52,13 @@ def test_timers_that_timers_register_fire_in_the_same_batch() -> None:
 
 
 def test_the_watermark_that_fires_them_is_told() -> None:
-    class Told(Columns):
+    class Told(sb.BatchProcessFunction):
+        def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
+            ctx.timers.register_many(ctx.keys, pc.add(batch["at"], 100))
+
         def on_timers(self, keys: Any, timestamps: Any, namespaces: Any, ctx: sb.FunctionContext) -> Any:
-            watermarks = [ctx.watermark] * len(keys)
-            return pa.record_batch(
-                {"user": keys, "at": timestamps, "total": pa.array(watermarks, pa.int64())}
-            )
+            watermarks = pa.array([ctx.watermark] * len(keys), pa.int64())
+            return pa.record_batch({"user": keys, "at": timestamps, "total": watermarks})
 
     with Harness(Told(), int, key="user", schema=SCHEMA, event_time="at") as harness:
         assert harness.process_batch([{"user": 1, "n": 1, "at": 0}]) == []

@@ -193,24 +193,6 @@ def test_a_batch_function_works_on_whole_columns(backend: str) -> None:
         assert harness.process_batch(rows(("a", 1), ("a", 1))) == [("a", 5)]
 
 
-def test_expiry_in_event_time_needs_event_time(backend: str) -> None:
-    class Expiring(sb.KeyedProcessFunction):
-        def open(self, ctx: sb.FunctionContext) -> None:
-            event = sb.StateTtlConfig.TtlTimeCharacteristic.EventTime
-            ttl = sb.StateTtlConfig(1000, ttl_time_characteristic=event)
-            self.n = ctx.get_value_state(sb.ValueStateDescriptor("n", int).enable_time_to_live(ttl))
-
-        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
-            yield (self.n.value(),)
-            self.n.update(row.at)
-
-    with (
-        Harness(Expiring(), int, key="k", backend=backend) as harness,
-        pytest.raises(sb.UsageError, match="event time"),
-    ):
-        harness.process_batch([{"k": 1, "at": 0}])
-
-
 def test_counters_outlive_failures(backend: str) -> None:
     class Counting(sb.KeyedProcessFunction):
         def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
