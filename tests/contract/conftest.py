@@ -14,17 +14,16 @@ from typing import Any
 import pytest
 from all_backends import BACKENDS
 
-from statebackend.backends import available_backends, create_backend
+import statebackend as sb
 from statebackend.checkpoint.files.calls import PosixCalls
-from statebackend.state import KeyedStateBackend, StateBackend
 from statebackend.testing import ManualClock
 
-MakeKeyed = Callable[..., KeyedStateBackend]
+MakeKeyed = Callable[..., sb.KeyedStateBackend]
 
 
 def backend_params() -> list[Any]:
     chosen = os.environ.get("STATEBACKEND_CONTRACT_BACKENDS")
-    available = available_backends()
+    available = sb.available_backends()
     if chosen:
         return chosen.split(",")
     return [
@@ -36,9 +35,9 @@ def backend_params() -> list[Any]:
 
 
 @pytest.fixture(params=backend_params())
-def backend(request: pytest.FixtureRequest) -> StateBackend:
+def backend(request: pytest.FixtureRequest) -> sb.StateBackend:
     """The factory of the backend under test."""
-    return create_backend(request.param)
+    return sb.create_backend(request.param)
 
 
 @pytest.fixture
@@ -48,11 +47,11 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def make_keyed(backend: StateBackend, clock: ManualClock) -> Iterator[MakeKeyed]:
+def make_keyed(backend: sb.StateBackend, clock: ManualClock) -> Iterator[MakeKeyed]:
     """Makes keyed backends, which are closed when the test ends."""
     made = []
 
-    def make(key_type: Any = "bigint", **options: Any) -> KeyedStateBackend:
+    def make(key_type: Any = "bigint", **options: Any) -> sb.KeyedStateBackend:
         options.setdefault("clock", clock)
         made.append(backend.create_keyed_backend(key_type, **options))
         return made[-1]
@@ -64,7 +63,7 @@ def make_keyed(backend: StateBackend, clock: ManualClock) -> Iterator[MakeKeyed]
 
 
 @pytest.fixture
-def keyed(make_keyed: MakeKeyed) -> KeyedStateBackend:
+def keyed(make_keyed: MakeKeyed) -> sb.KeyedStateBackend:
     """A keyed backend with LONG keys, of which 1 is the current one."""
     made = make_keyed()
     made.set_current_key(1)
@@ -72,18 +71,13 @@ def keyed(make_keyed: MakeKeyed) -> KeyedStateBackend:
 
 
 @pytest.fixture
-def incremental_cleanup(backend: StateBackend) -> None:
+def incremental_cleanup(backend: sb.StateBackend) -> None:
     """For tests of `cleanup_incrementally`, which has no effect on backends that say so, as in Flink."""
     if not backend.cleans_up_incrementally:
         pytest.skip("the backend defines incremental cleanup as without effect")
 
 
-def in_order(backend: StateBackend, entries: list[Any], encoded: list[Any]) -> list[Any]:
-    """What a map gives on this backend: its entries as they were put, or in the order of encoded keys."""
-    return entries if backend.keeps_insertion_order else encoded
-
-
-def assert_same(backend: StateBackend, found: list[Any], expected: list[Any]) -> None:
+def assert_same(backend: sb.StateBackend, found: list[Any], expected: list[Any]) -> None:
     """The entries of a map are these, and in this order if the backend keeps it."""
     assert found == expected if backend.keeps_insertion_order else sorted(found) == sorted(expected)
 

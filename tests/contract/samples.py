@@ -7,18 +7,9 @@ import decimal
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import statebackend as sb
 from statebackend import types as t
-from statebackend.state import (
-    AggregateFunction,
-    AggregatingStateDescriptor,
-    FoldingStateDescriptor,
-    KeyedStateBackend,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
-    ValueStateDescriptor,
-)
+from statebackend.state import StateDescriptor
 
 _UTC = datetime.timezone.utc
 _NAN = float("nan")
@@ -54,7 +45,7 @@ VALUES: dict[t.Type, list[Any]] = {
 }
 
 
-class Longest(AggregateFunction):
+class Longest(sb.AggregateFunction):
     """The longest text of all, by its length and itself."""
 
     result_type = "struct<length:int,text:string>"
@@ -92,41 +83,36 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind("value", ValueStateDescriptor, lambda s, v: s.update(v), lambda s: s.value()),
-    Kind(
-        "list",
-        ListStateDescriptor,
-        lambda s, v: s.add(v),
-        lambda s: s.get()[-1] if s.exists() else None,
-    ),
+    Kind("value", sb.ValueStateDescriptor, lambda s, v: s.update(v), lambda s: s.value()),
+    Kind("list", sb.ListStateDescriptor, lambda s, v: s.add(v), lambda s: (s.get() or [None])[-1]),
     Kind(
         "map",
-        lambda name, declared: MapStateDescriptor(name, t.STRING, declared),
+        lambda name, declared: sb.MapStateDescriptor(name, t.STRING, declared),
         lambda s, v: s.put("k", v),
         lambda s: s.get("k"),
     ),
     Kind(
         "reducing",
-        lambda name, declared: ReducingStateDescriptor(name, last_of, declared),
+        lambda name, declared: sb.ReducingStateDescriptor(name, last_of, declared),
         lambda s, v: s.add(v),
         lambda s: s.get(),
     ),
     Kind(
         "aggregating",
-        lambda name, declared: AggregatingStateDescriptor(name, LastAdded(), declared, declared),
+        lambda name, declared: sb.AggregatingStateDescriptor(name, LastAdded(), declared, declared),
         lambda s, v: s.add(v),
         lambda s: s.get(),
     ),
     Kind(
         "folding",
-        lambda name, declared: FoldingStateDescriptor(name, VALUES[declared][0], last_of, declared),
+        lambda name, declared: sb.FoldingStateDescriptor(name, VALUES[declared][0], last_of, declared),
         lambda s, v: s.add(v),
         lambda s: s.get(),
     ),
 )
 
 
-class LastAdded(AggregateFunction):
+class LastAdded(sb.AggregateFunction):
     """The value added last, and none before."""
 
     def create_accumulator(self) -> Any:
@@ -143,7 +129,7 @@ class LastAdded(AggregateFunction):
 
 
 def dump(
-    keyed: KeyedStateBackend, descriptor: StateDescriptor, *, sorts_maps: bool = False
+    keyed: sb.KeyedStateBackend, descriptor: StateDescriptor, *, sorts_maps: bool = False
 ) -> dict[Any, Any]:
     """Everything that a state holds, by key and namespace, in a form that compares."""
     found = {}

@@ -15,7 +15,6 @@ import pytest
 import statebackend as sb
 from statebackend.backends.heap import states as on_heap
 from statebackend.backends.rocksdb import single as on_rocksdb
-from statebackend.state import StateTtlConfig
 from statebackend.testing import ManualClock
 
 pytestmark = pytest.mark.checked
@@ -100,7 +99,7 @@ class Run:
             ),
         }[kind]()
         if ttl is not None:
-            descriptor = descriptor.enable_time_to_live(StateTtlConfig(**ttl))
+            descriptor = descriptor.enable_time_to_live(sb.StateTtlConfig(**ttl))
         self.state: Any = self.keyed.get_state(descriptor)
 
     def held(self) -> Any:
@@ -132,11 +131,14 @@ def let_time_pass(run: Run, keyed: Any, state: Any) -> None:
 
 
 DOES = [nothing, call, let_time_pass]
+IN_EVENT_TIME = {"ttl_time_characteristic": sb.StateTtlConfig.TtlTimeCharacteristic.EventTime}
 
 
 @pytest.mark.parametrize("kind", ["reducing", "folding", "aggregating"])
 @pytest.mark.parametrize("does", DOES, ids=lambda each: each.__name__)
-@pytest.mark.parametrize("ttl", [None, {"ttl": 20}], ids=["", "expiring"])
+@pytest.mark.parametrize(
+    "ttl", [None, {"ttl": 20}, {"ttl": 30, **IN_EVENT_TIME}], ids=["", "expiring", "in event time"]
+)
 def test_a_call_is_what_its_rows_are_one_by_one(
     backend: sb.StateBackend, ways: Ways, rng: random.Random, kind: str, does: Function, ttl: Any
 ) -> None:
@@ -146,13 +148,17 @@ def test_a_call_is_what_its_rows_are_one_by_one(
         keys = [rng.randrange(KEYS) for _ in range(n)]
         values = [rng.choice([None, *range(8)]) for _ in range(n)]
         spaces = [rng.choice([sb.VOID, "w"]) for _ in range(n)] if rng.random() < 0.5 else None
-        calls.append((keys, values, spaces, rng.random() < 0.5, rng.random() < 0.5))
+        is_timed = bool(ttl) and ttl["ttl"] == 30 and rng.random() < 0.7
+        times = [rng.randrange(100) for _ in range(n)] if is_timed else None
+        calls.append((keys, values, spaces, times, rng.random() < 0.5, rng.random() < 0.5))
     found = []
     for _way in ways():
         run = Run(backend, kind, does, ttl)
-        for keys, values, spaces, returns, is_marked in calls:
+        if ttl and ttl["ttl"] == 30:
+            run.keyed.begin_event_time(0, 50)
+        for keys, values, spaces, times, returns, is_marked in calls:
             mark = run.keyed.mark() if is_marked else None
-            given = run.state.add_many(keys, values, returns, namespaces=spaces)
+            given = run.state.add_many(keys, values, returns, namespaces=spaces, times=times)
             run.seen.append(
                 None
                 if given is None
@@ -166,25 +172,6 @@ def test_a_call_is_what_its_rows_are_one_by_one(
         found.append((run.seen, run.held(), run.keyed.metrics()["states"]["s"].get("expired_on_read")))
         run.close()
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("kind", ["reducing", "folding"])
-@pytest.mark.parametrize("with_columns", [False, True])
-def test_each_row_goes_by_its_own_time(
-    backend: sb.StateBackend, ways: Ways, rng: random.Random, kind: str, with_columns: bool
-) -> None:
-    ttl = {"ttl": 30, "ttl_time_characteristic": StateTtlConfig.TtlTimeCharacteristic.EventTime}
-    keys = [rng.randrange(KEYS) for _ in range(200)]
-    times = [100 + 2 * row - rng.randrange(40) for row in range(200)]
-    found = []
-    for _way in ways():
-        run = Run(backend, kind, nothing, ttl)
-        run.keyed.begin_event_time(0, 600)
-        run.state.add_many(keys, range(200), times=times if with_columns else None)
-        found.append((run.seen, run.held()))
-        run.close()
-    assert found[0] == found[1]
-    assert any(entry[-2] for entry in run.seen)
 
 
 def test_an_error_undoes_the_call_and_names_what_a_row_names(backend: sb.StateBackend, ways: Ways) -> None:

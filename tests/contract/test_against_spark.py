@@ -10,7 +10,7 @@ import pytest
 from local_spark import spark
 from type_strategies import same
 
-from statebackend.state import AggregatingStateDescriptor, KeyedStateBackend, ReducingStateDescriptor
+import statebackend as sb
 
 __all__ = ["spark"]
 pytestmark = pytest.mark.spark
@@ -67,11 +67,11 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("name", "spark_type"), CASES)
-def test_results_are_sparks(keyed: KeyedStateBackend, spark: Any, name: str, spark_type: str) -> None:
-    aggregating = keyed.get_aggregating_state(AggregatingStateDescriptor("a", name, spark_type))
+def test_results_are_sparks(keyed: sb.KeyedStateBackend, spark: Any, name: str, spark_type: str) -> None:
+    aggregating = keyed.get_aggregating_state(sb.AggregatingStateDescriptor("a", name, spark_type))
     reducing = None
     if name in ("sum", "min", "max"):
-        reducing = keyed.get_reducing_state(ReducingStateDescriptor("r", name, spark_type))
+        reducing = keyed.get_reducing_state(sb.ReducingStateDescriptor("r", name, spark_type))
     wanted = [plain(result) for result in spark_results(spark, name, spark_type)]
     for group, (values, expected) in enumerate(zip(GROUPS[spark_type], wanted, strict=True)):
         keyed.set_current_key(group)

@@ -22,10 +22,9 @@ from contract.conftest import MakeKeyed
 
 import statebackend as sb
 from statebackend.checkpoint.keyed import chain
-from statebackend.state import StateBackend, StateTtlConfig
 
 TTL, DELAY, KEYS = 30, 10, 2
-Update = StateTtlConfig.UpdateType
+Update = sb.StateTtlConfig.UpdateType
 DESCRIPTORS: dict[str, Callable[[], Any]] = {
     "value": lambda: sb.ValueStateDescriptor("s", int),
     "text": lambda: sb.ValueStateDescriptor("s", str),
@@ -206,11 +205,11 @@ class Run:
             store = sb.CheckpointStore(folder)
             self.store = store.open_for_writing(key_type="bigint", max_parallelism=128)
         renews = rng.random() < 0.5
-        config = StateTtlConfig(
+        config = sb.StateTtlConfig(
             TTL,
-            ttl_time_characteristic=StateTtlConfig.TtlTimeCharacteristic.EventTime,
+            ttl_time_characteristic=sb.StateTtlConfig.TtlTimeCharacteristic.EventTime,
             update_type=Update.OnReadAndWrite if renews else Update.OnCreateAndWrite,
-            state_visibility=rng.choice(list(StateTtlConfig.StateVisibility)),
+            state_visibility=rng.choice(list(sb.StateTtlConfig.StateVisibility)),
             cleanup_idle=rng.random() < 0.3,
             cleanup_full_snapshot=rng.random() < 0.5,
             cleanup_incrementally=rng.choice([None, (1, False), (10, True)]),
@@ -259,8 +258,8 @@ class Run:
         return rows
 
     def batch(self, rows: list[Row]) -> None:
-        self.newest = max(row.time for row in rows) if self.newest is None else max(self.newest, *(
-            row.time for row in rows))  # fmt: skip
+        times = [row.time for row in rows]
+        self.newest = max(times if self.newest is None else [self.newest, *times])
         before, after = self.watermark, self.newest - DELAY
         mode = self.rng.choice(["rows", "times", "columns"]) if self.mode == "mixed" else self.mode
         if mode == "columns":
@@ -268,10 +267,8 @@ class Run:
         expected = [self.model.run(row) for row in rows]
         registered = [(row.time + TTL // 2, row.key) for row in rows] if self.mode == "timers" else []
         timers = sorted({*self.timers, *registered})
-        fired, self.timers = (
-            [each for each in timers if each[0] <= after],
-            [each for each in timers if each[0] > after],
-        )
+        fired = [each for each in timers if each[0] <= after]
+        self.timers = timers[len(fired) :]
         expected += [self.model.run(Row(time, key, sb.VOID, self.read, ())) for time, key in fired]
         for is_last in self.rng.choice([[True], [False, True]]):  # a batch that fails is run again
             mark = self.keyed.mark()
@@ -362,17 +359,8 @@ def normal(seen: list[Any]) -> list[Any]:
     return [None if each == [] else each for each in seen]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", DESCRIPTORS)
-def test_the_cut_into_batches_is_not_seen(
-    make_keyed: MakeKeyed, kind: str, mode: str, rng: random.Random
-) -> None:
-    for _ in range(12):
-        Run(make_keyed, kind, rng, mode, None).run()
-
-
 @pytest.fixture
-def makers(make_keyed: MakeKeyed, backend: StateBackend, clock: Any) -> list[MakeKeyed]:
+def makers(make_keyed: MakeKeyed, backend: sb.StateBackend, clock: Any) -> list[MakeKeyed]:
     """What makes backends: of RocksDB those, too, whose checkpoints have files of the database."""
     if backend.name != "rocksdb":
         return [make_keyed]
@@ -386,24 +374,20 @@ def _merged_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "FAN", 2)
 
 
-@pytest.mark.usefixtures("_merged_soon")
-@pytest.mark.parametrize("kind", DESCRIPTORS)
-def test_restarts_are_not_seen(
-    makers: list[MakeKeyed], kind: str, rng: random.Random, tmp_path: Path
-) -> None:
-    for number, (make, mode) in enumerate(itertools.product(makers, MODES[1:3])):
-        Run(make, kind, rng, mode, tmp_path / str(number)).run()
-
-
-@pytest.mark.stress
-@pytest.mark.usefixtures("_merged_soon")
+@pytest.mark.usefixtures("_merged_soon", "no_fsync")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", DESCRIPTORS)
-def test_the_cut_into_batches_is_not_seen_in_a_long_run(
-    makers: list[MakeKeyed], backend: StateBackend, kind: str, mode: str, rng: random.Random, tmp_path: Path
+def test_the_cut_into_batches_is_not_seen(
+    makers: list[MakeKeyed],
+    backend: sb.StateBackend,
+    kind: str,
+    mode: str,
+    rng: random.Random,
+    tmp_path: Path,
+    is_stress: bool,
 ) -> None:
-    schedules = {"heap": 2000, "reference": 200, "rocksdb": 50}  # of 52 tests each: more than 100,000
-    for number in range(schedules[backend.name]):
+    schedules = {"heap": 2000, "reference": 200}.get(backend.name, 50) if is_stress else 6
+    for number in range(schedules):  # in the long run more than 100,000
         folder = tmp_path / str(number) if number < 200 and number % 5 == 0 else None
         Run(rng.choice(makers), kind, rng, mode, folder).run()
         if folder is not None:

@@ -11,32 +11,20 @@ import pytest
 from contract.samples import LastAdded, last_of
 from ids import stable_repr
 
+import statebackend as sb
 from statebackend import types as t
-from statebackend.errors import SerializationError, UsageError
-from statebackend.state import (
-    AGGREGATE_NAMES,
-    REDUCTION_NAMES,
-    AggregatingStateDescriptor,
-    FoldingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    ValueStateDescriptor,
-    named_aggregate,
-    named_reduction,
-)
-from statebackend.state.ttl import StateTtlConfig
+from statebackend.state import AGGREGATE_NAMES, REDUCTION_NAMES, named_aggregate, named_reduction
 
 MAKERS = [
-    lambda: ValueStateDescriptor("s", "struct<a:bigint>", default=(1,)),
-    lambda: ListStateDescriptor("s", str),
-    lambda: MapStateDescriptor("s", str, t.PICKLE),
-    lambda: ReducingStateDescriptor("s", "sum", int),
-    lambda: ReducingStateDescriptor("s", operator.add, int),
-    lambda: AggregatingStateDescriptor("s", "stddev", "decimal(10,2)"),
-    lambda: AggregatingStateDescriptor("s", LAST, int, int),
-    lambda: FoldingStateDescriptor("s", [], last_of, list[int]),
-    lambda: ListStateDescriptor("s", str).enable_time_to_live(StateTtlConfig(1)),
+    lambda: sb.ValueStateDescriptor("s", "struct<a:bigint>", default=(1,)),
+    lambda: sb.ListStateDescriptor("s", str),
+    lambda: sb.MapStateDescriptor("s", str, t.PICKLE),
+    lambda: sb.ReducingStateDescriptor("s", "sum", int),
+    lambda: sb.ReducingStateDescriptor("s", operator.add, int),
+    lambda: sb.AggregatingStateDescriptor("s", "stddev", "decimal(10,2)"),
+    lambda: sb.AggregatingStateDescriptor("s", LAST, int, int),
+    lambda: sb.FoldingStateDescriptor("s", [], last_of, list[int]),
+    lambda: sb.ListStateDescriptor("s", str).enable_time_to_live(sb.StateTtlConfig(1)),
 ]
 LAST = LastAdded()
 
@@ -57,44 +45,44 @@ def test_equal_ones_are_equal(make: Any) -> None:
 
 @pytest.mark.parametrize("name", ["", None, 1, b"s", "\ud800"])
 def test_bad_names(name: Any) -> None:
-    with pytest.raises(UsageError, match="name of a state"):
-        ListStateDescriptor(name, str)
+    with pytest.raises(sb.UsageError, match="name of a state"):
+        sb.ListStateDescriptor(name, str)
 
 
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: ValueStateDescriptor("s", list), "list"),
-        (lambda: MapStateDescriptor("s", list[int], int), "key type.*'s'"),
-        (lambda: MapStateDescriptor("s", t.PICKLE, int), "key type.*'s'"),
-        (lambda: ReducingStateDescriptor("s", "sun", int), "'sum'"),
-        (lambda: ReducingStateDescriptor("s", "sum", str), "'sum' does not work on STRING.*'s'"),
-        (lambda: ReducingStateDescriptor("s", "any", int), "BOOL"),
-        (lambda: ReducingStateDescriptor("s", "min", list[int]), "'min'"),
-        (lambda: ReducingStateDescriptor("s", "product", "decimal(10,2)"), "'product'"),
-        (lambda: ReducingStateDescriptor("s", 5, int), "function"),
-        (lambda: AggregatingStateDescriptor("s", "avg"), "needs the type of the values"),
-        (lambda: AggregatingStateDescriptor("s", "mean", int), "'avg'"),
-        (lambda: AggregatingStateDescriptor("s", "avg", str), "'avg'"),
-        (lambda: AggregatingStateDescriptor("s", "avg", int, str), "leave accumulator_type out"),
-        (lambda: AggregatingStateDescriptor("s", LastAdded(), int), "accumulator_type="),
-        (lambda: AggregatingStateDescriptor("s", LastAdded, int, int), "instance"),
-        (lambda: AggregatingStateDescriptor("s", max, int, int), "AggregateFunction"),
-        (lambda: FoldingStateDescriptor("s", None, last_of, int), "initial"),
-        (lambda: FoldingStateDescriptor("s", 0, "sum", int), "function"),
-        (lambda: ListStateDescriptor("s", int).enable_time_to_live(1000), "StateTtlConfig"),
+        (lambda: sb.ValueStateDescriptor("s", list), "list"),
+        (lambda: sb.MapStateDescriptor("s", list[int], int), "key type.*'s'"),
+        (lambda: sb.MapStateDescriptor("s", t.PICKLE, int), "key type.*'s'"),
+        (lambda: sb.ReducingStateDescriptor("s", "sun", int), "'sum'"),
+        (lambda: sb.ReducingStateDescriptor("s", "sum", str), "'sum' does not work on STRING.*'s'"),
+        (lambda: sb.ReducingStateDescriptor("s", "any", int), "BOOL"),
+        (lambda: sb.ReducingStateDescriptor("s", "min", list[int]), "'min'"),
+        (lambda: sb.ReducingStateDescriptor("s", "product", "decimal(10,2)"), "'product'"),
+        (lambda: sb.ReducingStateDescriptor("s", 5, int), "function"),
+        (lambda: sb.AggregatingStateDescriptor("s", "avg"), "needs the type of the values"),
+        (lambda: sb.AggregatingStateDescriptor("s", "mean", int), "'avg'"),
+        (lambda: sb.AggregatingStateDescriptor("s", "avg", str), "'avg'"),
+        (lambda: sb.AggregatingStateDescriptor("s", "avg", int, str), "leave accumulator_type out"),
+        (lambda: sb.AggregatingStateDescriptor("s", LastAdded(), int), "accumulator_type="),
+        (lambda: sb.AggregatingStateDescriptor("s", LastAdded, int, int), "instance"),
+        (lambda: sb.AggregatingStateDescriptor("s", max, int, int), "AggregateFunction"),
+        (lambda: sb.FoldingStateDescriptor("s", None, last_of, int), "initial"),
+        (lambda: sb.FoldingStateDescriptor("s", 0, "sum", int), "function"),
+        (lambda: sb.ListStateDescriptor("s", int).enable_time_to_live(1000), "StateTtlConfig"),
     ],
 )
 def test_bad_arguments_are_refused_with_what_to_write(make: Any, complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
+    with pytest.raises(sb.UsageError, match=complaint):
         make()
 
 
 @pytest.mark.parametrize(
-    "make", [ValueStateDescriptor, lambda n, d, v: FoldingStateDescriptor(n, v, last_of, d)]
+    "make", [sb.ValueStateDescriptor, lambda n, d, v: sb.FoldingStateDescriptor(n, v, last_of, d)]
 )
 def test_a_default_is_checked_at_once(make: Any) -> None:
-    with pytest.raises(SerializationError, match="'s'"):
+    with pytest.raises(sb.SerializationError, match="'s'"):
         make("s", t.LONG, "text")
     with pytest.raises(OverflowError):
         make("s", t.BYTE, 1000)
@@ -102,14 +90,14 @@ def test_a_default_is_checked_at_once(make: Any) -> None:
 
 def test_a_default_is_taken_as_it_was() -> None:
     default = [1]
-    descriptor = ValueStateDescriptor("s", list[int], default=default)
+    descriptor = sb.ValueStateDescriptor("s", list[int], default=default)
     default.append(2)
     assert descriptor.default_copy() == [1]
 
 
 def test_disabled_ttl_is_none() -> None:
-    descriptor = ListStateDescriptor("s", int).enable_time_to_live(StateTtlConfig(1))
-    assert descriptor.enable_time_to_live(StateTtlConfig.DISABLED).ttl_config is None
+    descriptor = sb.ListStateDescriptor("s", int).enable_time_to_live(sb.StateTtlConfig(1))
+    assert descriptor.enable_time_to_live(sb.StateTtlConfig.DISABLED).ttl_config is None
 
 
 def test_named_functions_pickle() -> None:

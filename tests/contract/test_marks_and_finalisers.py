@@ -16,9 +16,8 @@ import pytest
 from contract.conftest import MakeKeyed
 from meddling import Meddler
 
+import statebackend as sb
 from statebackend import CheckpointStore, OperatorStateBackend
-from statebackend.errors import UsageError
-from statebackend.state import KeyedStateBackend, ListStateDescriptor, ValueStateDescriptor
 
 pytestmark = pytest.mark.checked
 
@@ -76,7 +75,7 @@ def is_open(backend: Any, mark: Any) -> bool:
     if mark.is_open:
         backend.rollback(mark)
         return True
-    with pytest.raises(UsageError, match=r"no longer valid"):
+    with pytest.raises(sb.UsageError, match=r"no longer valid"):
         backend.rollback(mark)
     return False
 
@@ -87,7 +86,7 @@ def called(backend: Any, call: str, newest: Any) -> Any:
         return backend.mark()
     if call == "release":
         return backend.release(newest)
-    with suppress(UsageError):
+    with suppress(sb.UsageError):
         backend.rollback(newest)
     return None
 
@@ -126,9 +125,9 @@ def go_through(
 @pytest.mark.parametrize("does", DOES, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("call", CALLS)
 def test_finalisers_see_no_half_of_a_mark(
-    keyed: KeyedStateBackend, call: str, does: Callable[[Any, Older], None]
+    keyed: sb.KeyedStateBackend, call: str, does: Callable[[Any, Older], None]
 ) -> None:
-    states = [keyed.get_value_state(ValueStateDescriptor(name, int)) for name in "abc"]
+    states = [keyed.get_value_state(sb.ValueStateDescriptor(name, int)) for name in "abc"]
 
     def write(value: int) -> None:
         for state in states:
@@ -151,7 +150,7 @@ def test_finalisers_see_no_half_of_a_mark_of_operator_state(
     call: str, does: Callable[[Any, Older], None]
 ) -> None:
     with OperatorStateBackend() as backend:
-        states = [backend.get_list_state(ListStateDescriptor(name, int)) for name in "abc"]
+        states = [backend.get_list_state(sb.ListStateDescriptor(name, int)) for name in "abc"]
 
         def write(value: int) -> None:
             for state in states:
@@ -167,12 +166,12 @@ def test_finalisers_see_no_half_of_a_mark_of_operator_state(
 @pytest.mark.parametrize("does", ["writes", "marks"])
 @pytest.mark.parametrize("is_batched", [True, False], ids=["below a mark", "no mark"])
 def test_finalisers_see_no_half_of_a_snapshot(
-    make_keyed: MakeKeyed, tmp_path: Path, no_fsync: None, is_batched: bool, does: str
+    make_keyed: MakeKeyed, tmp_path: Path, no_fsync: None, is_batched: bool, does: str, is_stress: bool
 ) -> None:
     """Whether a finaliser writes before or after it: a snapshot has all of that or none, and the next has it."""
     keyed = make_keyed()
-    states = [keyed.get_value_state(ValueStateDescriptor(name, int)) for name in "abc"]
-    parts = keyed.get_list_state(ListStateDescriptor("parts", int))
+    states = [keyed.get_value_state(sb.ValueStateDescriptor(name, int)) for name in "abc"]
+    parts = keyed.get_list_state(sb.ListStateDescriptor("parts", int))
     keyed.set_current_key(1)
     written = 0
 
@@ -184,16 +183,16 @@ def test_finalisers_see_no_half_of_a_snapshot(
         parts.add(value)
         written = value
 
-    def read(backend: KeyedStateBackend) -> int:
+    def read(backend: sb.KeyedStateBackend) -> int:
         backend.set_current_key(1)
-        (value,) = {backend.get_value_state(ValueStateDescriptor(name, int)).value() for name in "abc"}
-        assert backend.get_list_state(ListStateDescriptor("parts", int)).get() == list(range(1, value + 1))
+        (value,) = {backend.get_value_state(sb.ValueStateDescriptor(name, int)).value() for name in "abc"}
+        assert backend.get_list_state(sb.ListStateDescriptor("parts", int)).get() == list(range(1, value + 1))
         return value
 
     once = Once(write if does == "writes" else lambda: keyed.release(keyed.mark()))
     number = 0
     with CheckpointStore(tmp_path / "state") as store, Meddler(once).at_work():
-        for place in range(1, 240, 4):
+        for place in range(1, 240, 4 if is_stress else 12):
             for meddles in (True, False):
                 mark = keyed.mark() if is_batched else None
                 write()

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from contract.conftest import MakeKeyed
 from contract.samples import KINDS, Kind, Longest, dump, join
 
+import statebackend as sb
 from statebackend import types as t
-from statebackend.errors import SerializationError, SerializationTypeError, UsageError
-from statebackend.keys import ALL_NAMESPACES, VOID, TimeWindow
-from statebackend.state import (
-    AggregatingStateDescriptor,
-    FoldingStateDescriptor,
-    KeyedStateBackend,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    ValueStateDescriptor,
-)
 
 pytestmark = pytest.mark.checked
 
 NAMESPACES = [
-    VOID,
+    sb.VOID,
     0,
     -1,
     2**63 - 1,
@@ -36,13 +25,13 @@ NAMESPACES = [
     (),
     (0,),
     ("a", b"a", (1,)),
-    TimeWindow(0, 1),
+    sb.TimeWindow(0, 1),
     (0, 1),
 ]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_every_namespace_has_its_own(keyed: KeyedStateBackend, kind: Kind) -> None:
+def test_every_namespace_has_its_own(keyed: sb.KeyedStateBackend, kind: Kind) -> None:
     state = keyed.get_state(kind.descriptor("s", t.LONG))
     for number, namespace in enumerate(NAMESPACES):
         keyed.set_current_namespace(namespace)
@@ -62,47 +51,30 @@ def test_every_namespace_has_its_own(keyed: KeyedStateBackend, kind: Kind) -> No
     assert keyed.num_entries("s") == len(NAMESPACES) - 1
 
 
-def test_the_namespace_holds_for_all_handles_and_keys(keyed: KeyedStateBackend) -> None:
-    assert keyed.current_namespace is VOID
-    one = keyed.get_value_state(ValueStateDescriptor("one", int))
-    keyed.set_current_namespace(TimeWindow(0, 10))
-    two = keyed.get_value_state(ValueStateDescriptor("two", int))
-    one.update(1)
-    two.update(2)
-    keyed.set_current_key(2)
-    assert keyed.current_namespace == TimeWindow(0, 10)
-    assert one.value() is None
-    keyed.set_current_key(1)
-    keyed.set_current_namespace(VOID)
-    assert (one.value(), two.value()) == (None, None)
-    keyed.set_current_namespace(TimeWindow(np.int64(0), 10))
-    assert (one.value(), two.value()) == (1, 2)
-
-
-@pytest.mark.parametrize("wrong", [None, 1.0, True, [1], ALL_NAMESPACES, (1, None)])
-def test_a_refused_namespace_changes_nothing(keyed: KeyedStateBackend, wrong: Any) -> None:
+@pytest.mark.parametrize("wrong", [None, 1.0, True, [1], sb.ALL_NAMESPACES, (1, None)])
+def test_a_refused_namespace_changes_nothing(keyed: sb.KeyedStateBackend, wrong: Any) -> None:
     keyed.set_current_namespace("n")
-    with pytest.raises(SerializationTypeError):
+    with pytest.raises(sb.SerializationTypeError):
         keyed.set_current_namespace(wrong)
-    with pytest.raises(SerializationError):
+    with pytest.raises(sb.SerializationError):
         keyed.set_current_namespace("\ud800")
     with pytest.raises(OverflowError):
         keyed.set_current_namespace(2**63)
     assert keyed.current_namespace == "n"
 
 
-def fill(keyed: KeyedStateBackend, state: Any, by_namespace: dict[Any, Any]) -> None:
+def fill(keyed: sb.KeyedStateBackend, state: Any, by_namespace: dict[Any, Any]) -> None:
     for namespace, values in by_namespace.items():
         keyed.set_current_namespace(namespace)
         for value in values:
             state.add(value)
-    keyed.set_current_namespace(VOID)
+    keyed.set_current_namespace(sb.VOID)
 
 
 MERGING = [
-    ListStateDescriptor("s", str),
-    ReducingStateDescriptor("s", join, str),
-    AggregatingStateDescriptor("s", Longest(), str, str),
+    sb.ListStateDescriptor("s", str),
+    sb.ReducingStateDescriptor("s", join, str),
+    sb.AggregatingStateDescriptor("s", Longest(), str, str),
 ]
 merging = pytest.mark.parametrize("descriptor", MERGING, ids=lambda d: d.kind)
 
@@ -126,20 +98,20 @@ def merged_result(descriptor: Any, letters: str) -> Any:
         ("t", ["a", "t", "b"], "atb"),
         ("a", ["a"], "a"),
         ("t", ["a", "a"], "ta"),
-        (VOID, ["t", "a"], "vta"),
+        (sb.VOID, ["t", "a"], "vta"),
     ],
 )
 def test_merging_in_order(
-    keyed: KeyedStateBackend, descriptor: Any, target: Any, sources: list[Any], letters: str
+    keyed: sb.KeyedStateBackend, descriptor: Any, target: Any, sources: list[Any], letters: str
 ) -> None:
     state = keyed.get_state(descriptor)
-    fill(keyed, state, {"t": "t", "a": "a", "b": "b", VOID: "v"})
+    fill(keyed, state, {"t": "t", "a": "a", "b": "b", sb.VOID: "v"})
     keyed.set_current_key(2)
     fill(keyed, state, {"t": "x", "a": "y"})
     others = {at: value for at, value in dump(keyed, descriptor).items() if at[0] == "2"}
     keyed.set_current_key(1)
     keyed.merge_namespaces(descriptor, target, iter(sources))
-    assert keyed.current_namespace is VOID
+    assert keyed.current_namespace is sb.VOID
     keyed.set_current_namespace(target)
     assert state.get() == merged_result(descriptor, letters)
     for source in set(sources) - {target}:
@@ -151,23 +123,23 @@ def test_merging_in_order(
 
 @merging
 @pytest.mark.parametrize("sources", [None, [], ["missing"], ["missing", "t"]])
-def test_merging_nothing(keyed: KeyedStateBackend, descriptor: Any, sources: Any) -> None:
+def test_merging_nothing(keyed: sb.KeyedStateBackend, descriptor: Any, sources: Any) -> None:
     state = keyed.get_state(descriptor)
-    fill(keyed, state, {"t": "t", VOID: "v"})
+    fill(keyed, state, {"t": "t", sb.VOID: "v"})
     before = dump(keyed, descriptor)
     keyed.merge_namespaces(descriptor, "t", sources)
     assert dump(keyed, descriptor) == before
 
 
-def test_merging_that_fails_changes_nothing(keyed: KeyedStateBackend) -> None:
+def test_merging_that_fails_changes_nothing(keyed: sb.KeyedStateBackend) -> None:
     def failing(old: str, new: str) -> str:
         if new == "b":
             raise ZeroDivisionError
         return old + new
 
     for descriptor, error in (
-        (ReducingStateDescriptor("f", failing, str), ZeroDivisionError),
-        (ReducingStateDescriptor("o", "sum", "tinyint"), OverflowError),
+        (sb.ReducingStateDescriptor("f", failing, str), ZeroDivisionError),
+        (sb.ReducingStateDescriptor("o", "sum", "tinyint"), OverflowError),
     ):
         state = keyed.get_state(descriptor)
         fill(keyed, state, {n: [n] if error is ZeroDivisionError else [60] for n in ("t", "a", "b")})
@@ -180,26 +152,26 @@ def test_merging_that_fails_changes_nothing(keyed: KeyedStateBackend) -> None:
 @pytest.mark.parametrize(
     "descriptor",
     [
-        ValueStateDescriptor("s", str),
-        MapStateDescriptor("s", str, str),
-        FoldingStateDescriptor("s", "", join, str),
+        sb.ValueStateDescriptor("s", str),
+        sb.MapStateDescriptor("s", str, str),
+        sb.FoldingStateDescriptor("s", "", join, str),
     ],
     ids=lambda d: d.kind,
 )
-def test_other_kinds_cannot_be_merged(keyed: KeyedStateBackend, descriptor: Any) -> None:
-    with pytest.raises(UsageError, match=r"cannot be merged.*'s'"):
+def test_other_kinds_cannot_be_merged(keyed: sb.KeyedStateBackend, descriptor: Any) -> None:
+    with pytest.raises(sb.UsageError, match=r"cannot be merged.*'s'"):
         keyed.merge_namespaces(descriptor, "t", ["a"])
 
 
 def test_merging_checks_namespaces_and_key_first(make_keyed: MakeKeyed) -> None:
     keyed = make_keyed(str)
-    descriptor = ListStateDescriptor("s", str)
-    with pytest.raises(UsageError, match="current key"):
+    descriptor = sb.ListStateDescriptor("s", str)
+    with pytest.raises(sb.UsageError, match="current key"):
         keyed.merge_namespaces(descriptor, "t", ["a"])
     keyed.set_current_key("k")
     fill(keyed, keyed.get_state(descriptor), {"t": "t", "a": "a"})
     before = dump(keyed, descriptor)
-    for target, sources in ((None, ["a"]), ("t", ["a", None]), ("t", "a"), (ALL_NAMESPACES, ["a"])):
-        with pytest.raises((SerializationTypeError, UsageError)):
+    for target, sources in ((None, ["a"]), ("t", ["a", None]), ("t", "a"), (sb.ALL_NAMESPACES, ["a"])):
+        with pytest.raises((sb.SerializationTypeError, sb.UsageError)):
             keyed.merge_namespaces(descriptor, target, sources)
     assert dump(keyed, descriptor) == before

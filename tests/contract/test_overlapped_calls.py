@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 import statebackend as sb
-from statebackend.state import StateTtlConfig
 
 pytestmark = pytest.mark.checked
 
@@ -73,22 +72,6 @@ class BoxSerializer(sb.types.Serializer):
         return Box(value.content)
 
 
-class NumberSerializer(sb.types.Serializer):
-    type_name = "number"
-
-    def serialize(self, value: int) -> bytes:
-        FUSE()
-        return str(value).encode()
-
-    def deserialize(self, data: bytes) -> int:
-        FUSE()
-        return int(data)
-
-    def copy(self, value: int) -> int:
-        FUSE()
-        return value
-
-
 class Moving:
     """An object whose finaliser makes another key current, once it is armed."""
 
@@ -129,7 +112,7 @@ class Case:
         self.keyed: Any = backend.create_keyed_backend(int, max_parallelism=16)
         descriptor: Any = self.descriptor(form)
         if expires:
-            descriptor = descriptor.enable_time_to_live(StateTtlConfig(ttl=10**9))
+            descriptor = descriptor.enable_time_to_live(sb.StateTtlConfig(ttl=10**9))
         self.state: Any = self.keyed.get_state(descriptor)
         for key in KEYS[:3]:
             for space in SPACES[:2]:
@@ -143,7 +126,7 @@ class Case:
         if form == "object":
             declared, self.make = sb.types.of(BoxSerializer()), Box
         else:
-            declared, self.make = sb.types.LIST(sb.types.of(NumberSerializer())), lambda number: [number]
+            declared, self.make = sb.types.LIST(sb.types.of(BoxSerializer())), lambda number: [Box(number)]
 
         def newer(old: Any, new: Any) -> Any:
             FUSE()
@@ -186,9 +169,7 @@ class Case:
         return {
             "value": lambda: state.value(),
             "list": lambda: list(state.get()),
-            "map": lambda: sorted(
-                state.items(), key=lambda item: item[0]
-            ),  # each backend has an order of its own
+            "map": lambda: sorted(state.items(), key=lambda item: item[0]),  # backends differ in the order
             "reducing": lambda: state.get(),
             "folding": lambda: state.get(),
         }[self.kind]()
@@ -339,19 +320,25 @@ def outcome(
     ("kind", "operation"), [(kind, operation) for kind, each in OPERATIONS.items() for operation in each]
 )
 def test_a_call_inside_is_refused_or_complete(
-    backend: sb.StateBackend, kind: str, operation: str, form: str, marked: bool, expires: bool
+    backend: sb.StateBackend,
+    kind: str,
+    operation: str,
+    form: str,
+    marked: bool,
+    expires: bool,
+    day_rng: random.Random,
+    is_stress: bool,
 ) -> None:
-    takes_first = (
-        "step by step" in operation or operation == "add_many"
-    )  # a column is converted before the call
+    tried = DOES if is_stress else day_rng.sample(list(DOES), 4)
+    takes_first = "step by step" in operation or operation == "add_many"  # a column is converted before
     for is_new in (False, True):
         options = (kind, form, operation, marked, expires, is_new)
         alone, _ = outcome(backend, *options)
-        for does, call in DOES.items():
-            found, became = outcome(backend, *options, inside=call)
+        for does in tried:
+            found, became = outcome(backend, *options, inside=DOES[does])
             if became == "complete":
                 assert takes_first, does
-                assert found == outcome(backend, *options, before=call)[0], does
+                assert found == outcome(backend, *options, before=DOES[does])[0], does
             else:
                 assert became in (None, "USAGE.OVERLAPPING_CALL"), does
                 assert found == alone, does
@@ -508,13 +495,13 @@ def test_an_iteration_of_timers_that_ends_in_an_expired_read_moves_no_key(
 ) -> None:
     clock = SimpleNamespace(time=1000, now=lambda: clock.time)
     keyed: Any = backend.create_keyed_backend(int, max_parallelism=4, clock=clock)
-    shown = StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
-    ttl = StateTtlConfig(ttl=10, state_visibility=shown, cleanup_in_background=False)
-    declared = sb.types.LIST(sb.types.of(NumberSerializer()))
+    shown = sb.StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
+    ttl = sb.StateTtlConfig(ttl=10, state_visibility=shown, cleanup_in_background=False)
+    declared = sb.types.LIST(sb.types.of(BoxSerializer()))
     state = keyed.get_state(sb.MapStateDescriptor("m", int, declared).enable_time_to_live(ttl))
     for key in (1, 2):
         keyed.set_current_key(key)
-        state.put_all({1: [key], 2: [key]})
+        state.put_all({1: [Box(key)], 2: [Box(key)]})
     keyed.set_current_key(1)
     keyed.timers.register(5)
     clock.time = 5000
@@ -522,12 +509,12 @@ def test_an_iteration_of_timers_that_ends_in_an_expired_read_moves_no_key(
     steps = keyed.timers.due(7)
     assert next(steps) == 5
     FUSE.then = steps.close
-    assert (state.get(1) if read == "get" else next(iter(state.values()))) == [1]
+    assert (state.get(1) if read == "get" else next(iter(state.values()))) == [Box(1)]
     assert keyed.current_key == 2
-    assert state.get(1) == [2]  # the read removed the entry of key 1, and only that
+    assert state.get(1) == [Box(2)]  # the read removed the entry of key 1, and only that
     keyed.set_current_key(1)
     assert state.get(1) is None
-    assert state.get(2) == [1]
+    assert state.get(2) == [Box(1)]
     keyed.close()
 
 
@@ -574,7 +561,7 @@ def test_a_signal_handler_in_a_call_does_not_move_its_key(backend: sb.StateBacke
     before = signal.signal(signal.SIGALRM, move)
     delays = random.Random(5)
     try:
-        for _ in range(3000):
+        for _ in range(1000):
             if call == "clear_key":
                 made.keyed.set_current_key(77)
                 made.state.add(1)
@@ -589,11 +576,11 @@ def test_a_signal_handler_in_a_call_does_not_move_its_key(backend: sb.StateBacke
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert tried > 100
+    assert tried > 30
     # Key 77 is left alone. A handler that ran before clear_key() began had it clear all of key 77.
     assert halves <= ({(False, False), (True, True)} if call == "clear_key" else {(True, True)})
     made.keyed.set_current_key(3)
-    expected = {"add_many": (3000, None), "update_many of objects": (None, Box(3)), "clear_key": (None, None)}
+    expected = {"add_many": (1000, None), "update_many of objects": (None, Box(3)), "clear_key": (None, None)}
     assert (made.state.get(), boxes.value()) == expected[call]
     made.keyed.close()
 
@@ -659,15 +646,6 @@ def test_a_refused_clear_key_leaves_the_namespace_of_the_call(backend: sb.StateB
     assert made.state.get() == 110
     made.keyed.set_current_namespace(sb.VOID)
     assert made.state.get() == 2
-    made.keyed.close()
-
-
-def test_a_function_sees_what_is_current(backend: sb.StateBackend) -> None:
-    made = Summing(backend)
-    seen: list[Any] = []
-    made.fuse.then = lambda: seen.append((made.keyed.current_key, made.keyed.current_namespace))
-    made.state.add(2)
-    assert seen == [(1, sb.VOID)]
     made.keyed.close()
 
 

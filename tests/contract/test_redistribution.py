@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from statebackend.errors import StateMigrationError, UsageError
+import statebackend as sb
 from statebackend.operator_state import redistribute
 
 #: Elements of three instances, as 100 * instance + position; sizes 4, 3, 2.
@@ -122,15 +122,15 @@ def test_old_contents_are_not_changed() -> None:
 
 
 def test_instances_that_disagree_are_refused() -> None:
-    with pytest.raises(StateMigrationError, match=r"'s'.*split, union"):
+    with pytest.raises(sb.StateMigrationError, match=r"'s'.*split, union"):
         redistribute([*contents("split"), *contents("union")], 2)
     other = contents("split")
     other[0]["s"]["config"] = {"types": {"element": {"type": "long"}}}
-    with pytest.raises(StateMigrationError, match="'s'"):
+    with pytest.raises(sb.StateMigrationError, match="'s'"):
         redistribute(other, 2)
 
 
 @pytest.mark.parametrize("parallelism", [0, -1, 1.0, None])
 def test_a_bad_parallelism_is_refused(parallelism: Any) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(sb.UsageError):
         redistribute([], parallelism)

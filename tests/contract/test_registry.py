@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from statebackend.backends import available_backends, create_backend, register_backend, registry
-from statebackend.errors import BackendUnavailableError, UsageError
-from statebackend.state import StateBackend
+import statebackend as sb
+from statebackend.backends import registry
 
 REFERENCE = "statebackend.backends.reference:ReferenceBackend"
 
@@ -21,35 +20,35 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_reference_backend_is_always_there() -> None:
-    assert available_backends()["reference"] == ("reference", True, None, None)
-    assert isinstance(create_backend("reference"), StateBackend)
+    assert sb.available_backends()["reference"] == ("reference", True, None, None)
+    assert isinstance(sb.create_backend("reference"), sb.StateBackend)
 
 
 def test_an_unknown_name_says_which_are_known() -> None:
-    with pytest.raises(BackendUnavailableError, match=r"'heapp'.*'heap'.*'reference'"):
-        create_backend("heapp")
+    with pytest.raises(sb.BackendUnavailableError, match=r"'heapp'.*'heap'.*'reference'"):
+        sb.create_backend("heapp")
 
 
 def test_an_unknown_option_says_which_there_are() -> None:
-    with pytest.raises(UsageError, match=r"'reference' has no option 'max_bytes'"):
-        create_backend("reference", max_bytes=1)
+    with pytest.raises(sb.UsageError, match=r"'reference' has no option 'max_bytes'"):
+        sb.create_backend("reference", max_bytes=1)
 
 
 def test_registering() -> None:
-    register_backend("mine", REFERENCE)
-    register_backend("mine", REFERENCE)
-    assert type(create_backend("mine")) is type(create_backend("reference"))
-    assert available_backends()["mine"].is_available
-    with pytest.raises(UsageError, match="'mine' is taken"):
-        register_backend("mine", "other:Backend")
-    with pytest.raises(UsageError, match="'heap' is taken"):
-        register_backend("heap", REFERENCE)
+    sb.register_backend("mine", REFERENCE)
+    sb.register_backend("mine", REFERENCE)
+    assert type(sb.create_backend("mine")) is type(sb.create_backend("reference"))
+    assert sb.available_backends()["mine"].is_available
+    with pytest.raises(sb.UsageError, match="'mine' is taken"):
+        sb.register_backend("mine", "other:Backend")
+    with pytest.raises(sb.UsageError, match="'heap' is taken"):
+        sb.register_backend("heap", REFERENCE)
 
 
 @pytest.mark.parametrize("target", ["module", "module:", ":Class", "a b:C", 5, None])
 def test_a_bad_target_is_refused(target: str) -> None:
-    with pytest.raises(UsageError, match="my_package.backend:MyBackend"):
-        register_backend("mine", target)
+    with pytest.raises(sb.UsageError, match="my_package.backend:MyBackend"):
+        sb.register_backend("mine", target)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +60,12 @@ def test_a_bad_target_is_refused(target: str) -> None:
     ],
 )
 def test_what_cannot_be_loaded_says_why(target: str, reason: str) -> None:
-    register_backend("broken", target)
-    found = available_backends()["broken"]
+    sb.register_backend("broken", target)
+    found = sb.available_backends()["broken"]
     assert not found.is_available
     assert reason in str(found.reason)
-    with pytest.raises(BackendUnavailableError, match=reason):
-        create_backend("broken")
+    with pytest.raises(sb.BackendUnavailableError, match=reason):
+        sb.create_backend("broken")
 
 
 def test_a_backend_may_say_why_it_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +77,8 @@ def test_a_backend_may_say_why_it_cannot_be_used(tmp_path: Path, monkeypatch: py
         "        return 'it needs a library'\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    register_backend("needy", "needy_backend:NeedyBackend")
+    sb.register_backend("needy", "needy_backend:NeedyBackend")
     assert "needy_backend" not in sys.modules
-    assert available_backends()["needy"] == ("needy", False, "it needs a library", None)
-    with pytest.raises(BackendUnavailableError, match="it needs a library"):
-        create_backend("needy")
+    assert sb.available_backends()["needy"] == ("needy", False, "it needs a library", None)
+    with pytest.raises(sb.BackendUnavailableError, match="it needs a library"):
+        sb.create_backend("needy")

@@ -6,7 +6,6 @@ import pytest
 from contract.conftest import MakeKeyed
 
 import statebackend as sb
-from statebackend.state import StateBackend
 from statebackend.types import LONG
 
 pytestmark = pytest.mark.checked
@@ -31,7 +30,7 @@ def clock() -> CountedClock:
 
 
 @pytest.fixture
-def keyed(backend: StateBackend, clock: CountedClock) -> sb.KeyedStateBackend:
+def keyed(backend: sb.StateBackend, clock: CountedClock) -> sb.KeyedStateBackend:
     return backend.create_keyed_backend(LONG, max_parallelism=4, clock=clock)
 
 

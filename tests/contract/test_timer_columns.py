@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 import statebackend as sb
-from statebackend.keys import TimeWindow, encode_namespace
+from statebackend.keys import encode_namespace
 
 pytestmark = pytest.mark.checked
 
-NAMESPACES: list[Any] = [sb.VOID, 7, "text", b"bytes", TimeWindow(0, 60), ("session", 7)]
+NAMESPACES: list[Any] = [sb.VOID, 7, "text", b"bytes", sb.TimeWindow(0, 60), ("session", 7)]
 
 
 def key_samples(kind: Any) -> list[Any]:
@@ -85,7 +85,7 @@ def test_columns_do_what_a_loop_does(backend: Any, kind: Any, rng: random.Random
 def _namespace(shown: Any) -> Any:
     if shown is None:
         return sb.VOID
-    return TimeWindow(**shown) if isinstance(shown, dict) else shown
+    return sb.TimeWindow(**shown) if isinstance(shown, dict) else shown
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def _namespace(shown: Any) -> Any:
         (np.array([3, 4], dtype=np.int32), [3, 4]),
         (pa.array(["a", None]), ["a", sb.VOID]),
         (pa.array([b"a", None], pa.large_binary()), [b"a", sb.VOID]),
-        (pa.array([{"start": 0, "end": 5}, None]), [TimeWindow(0, 5), sb.VOID]),
-        (pa.array([{"end": 5, "start": 0}] * 2), [TimeWindow(0, 5)] * 2),
+        (pa.array([{"start": 0, "end": 5}, None]), [sb.TimeWindow(0, 5), sb.VOID]),
+        (pa.array([{"end": 5, "start": 0}] * 2), [sb.TimeWindow(0, 5)] * 2),
         (pa.chunked_array([["a"], ["b"]]), ["a", "b"]),
         (pa.array(["a", "b"]).dictionary_encode(), ["a", "b"]),
         (pa.nulls(2), [sb.VOID, sb.VOID]),
@@ -107,7 +107,7 @@ def _namespace(shown: Any) -> Any:
                 ],
                 ["start", "end"],
             ),
-            [TimeWindow(0, 60_000), TimeWindow(60_000, 120_000)],
+            [sb.TimeWindow(0, 60_000), sb.TimeWindow(60_000, 120_000)],
         ),
     ],
     ids=str,

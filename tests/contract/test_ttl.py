@@ -6,30 +6,27 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
-from contract.conftest import MakeKeyed, in_order
+from contract.conftest import MakeKeyed
+from contract.samples import KINDS, Kind
 
 import statebackend as sb
-from statebackend.errors import UsageError
-from statebackend.keys import VOID
-from statebackend.state import KeyedStateBackend, StateBackend, StateTtlConfig
 from statebackend.state.ttl import MAX_TIMESTAMP, expiration_timestamp, expired, newest_expired
 from statebackend.testing import ManualClock
-from statebackend.types import PICKLE
+from statebackend.types import PICKLE, STRING
 
 pytestmark = pytest.mark.checked
 
 TTL = 100
-UpdateType = StateTtlConfig.UpdateType
+UpdateType = sb.StateTtlConfig.UpdateType
 OnWrite, OnRead = UpdateType.OnCreateAndWrite, UpdateType.OnReadAndWrite
-Visibility = StateTtlConfig.StateVisibility
+Visibility = sb.StateTtlConfig.StateVisibility
 Never, Show = Visibility.NeverReturnExpired, Visibility.ReturnExpiredIfNotCleanedUp
-Time = StateTtlConfig.TtlTimeCharacteristic
+Time = sb.StateTtlConfig.TtlTimeCharacteristic
 
 CLEANUPS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -42,60 +39,18 @@ CLEANUPS: dict[str, dict[str, Any]] = {
 }
 
 
-class Kind(NamedTuple):
-    """How a state of one kind is made, written and read: always to hold one text, or nothing."""
-
-    make: Callable[[], Any]
-    write: Callable[[Any, str], None]
-    read: Callable[[Any], Any]
-
-
-def last_of(elements: list[str]) -> str | None:
-    return elements[-1] if elements else None
-
-
-def join(old: str, new: str) -> str:
-    return old + new
-
-
-KINDS = {
-    "value": Kind(lambda: sb.ValueStateDescriptor("s", str), lambda s, v: s.update(v), lambda s: s.value()),
-    "list": Kind(
-        lambda: sb.ListStateDescriptor("s", str), lambda s, v: s.update([v]), lambda s: last_of(s.get())
-    ),
-    "iterated list": Kind(
-        lambda: sb.ListStateDescriptor("s", str), lambda s, v: s.update([v]), lambda s: last_of(list(s))
-    ),
-    "map": Kind(
-        lambda: sb.MapStateDescriptor("s", str, str), lambda s, v: s.put("k", v), lambda s: s.get("k")
-    ),
-    "iterated map": Kind(
-        lambda: sb.MapStateDescriptor("s", str, str),
-        lambda s, v: s.put_all({"k": v}),
-        lambda s: last_of(list(s.values())),
-    ),
-    "reducing": Kind(
-        lambda: sb.ReducingStateDescriptor("s", join, str), lambda s, v: s.add(v), lambda s: s.get()
-    ),
-    "aggregating": Kind(
-        lambda: sb.AggregatingStateDescriptor("s", "max", str), lambda s, v: s.add(v), lambda s: s.get()
-    ),
-    "folding": Kind(
-        lambda: sb.FoldingStateDescriptor("s", "", join, str), lambda s, v: s.add(v), lambda s: s.get()
-    ),
-}
-each_kind = pytest.mark.parametrize("kind", KINDS)
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
 @pytest.fixture
-def keyed(make_keyed: MakeKeyed) -> KeyedStateBackend:
+def keyed(make_keyed: MakeKeyed) -> sb.KeyedStateBackend:
     return make_keyed(max_parallelism=4)
 
 
 class At:
     """Sets the clock, then the current key: the time is read there."""
 
-    def __init__(self, keyed: KeyedStateBackend, clock: ManualClock) -> None:
+    def __init__(self, keyed: sb.KeyedStateBackend, clock: ManualClock) -> None:
         self._keyed, self._clock = keyed, clock
 
     def __call__(self, now: int, key: int = 1) -> None:
@@ -104,33 +59,25 @@ class At:
 
 
 @pytest.fixture
-def at(keyed: KeyedStateBackend, clock: ManualClock) -> At:
+def at(keyed: sb.KeyedStateBackend, clock: ManualClock) -> At:
     return At(keyed, clock)
 
 
 def with_ttl(descriptor: Any, **options: Any) -> Any:
     if options.get("state_visibility") is Show:  # whatever cleanup has not removed yet: let there be none
         options["cleanup_in_background"] = False
-    return descriptor.enable_time_to_live(StateTtlConfig(TTL, **options))
+    return descriptor.enable_time_to_live(sb.StateTtlConfig(TTL, **options))
 
 
-def state_of(keyed: KeyedStateBackend, kind: str, **options: Any) -> Any:
-    return keyed.get_state(with_ttl(KINDS[kind].make(), **options))
-
-
-def write(state: Any, kind: str, value: str) -> None:
-    KINDS[kind].write(state, value)
-
-
-def read(state: Any, kind: str) -> Any:
-    return KINDS[kind].read(state)
+def state_of(keyed: sb.KeyedStateBackend, kind: Kind, **options: Any) -> Any:
+    return keyed.get_state(with_ttl(kind.descriptor("s", STRING), **options))
 
 
 # --- configuration ---
 
 
 def test_defaults_are_flinks() -> None:
-    config = StateTtlConfig.new_builder(timedelta(seconds=1)).build()
+    config = sb.StateTtlConfig.new_builder(timedelta(seconds=1)).build()
     assert config.ttl == 1000
     assert config.update_type is OnWrite
     assert config.state_visibility is Never
@@ -165,24 +112,24 @@ BUILT: list[tuple[Any, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("build", "keywords"), BUILT)
 def test_builder_and_keywords_agree(build: Any, keywords: dict[str, Any]) -> None:
-    builder = StateTtlConfig.new_builder(5)
+    builder = sb.StateTtlConfig.new_builder(5)
     assert build(builder) is builder
-    config = StateTtlConfig(**{"ttl": 5, **keywords})
+    config = sb.StateTtlConfig(**{"ttl": 5, **keywords})
     assert builder.build() == config
     assert hash(builder.build()) == hash(config)
     assert pickle.loads(pickle.dumps(config)) == config
 
 
 def test_what_is_configured_stays_without_background_cleanup() -> None:
-    kept = StateTtlConfig(5, cleanup_in_background=False, cleanup_incrementally=(3, True))
+    kept = sb.StateTtlConfig(5, cleanup_in_background=False, cleanup_incrementally=(3, True))
     assert kept.incremental_cleanup == (3, True)
     assert kept.rocksdb_cleanup is None
-    assert StateTtlConfig(5, cleanup_in_background=False).incremental_cleanup is None
+    assert sb.StateTtlConfig(5, cleanup_in_background=False).incremental_cleanup is None
 
 
 @pytest.mark.parametrize("ttl", [1, np.int64(1), timedelta(milliseconds=1)])
 def test_a_duration_is_milliseconds_or_a_timedelta(ttl: Any) -> None:
-    config = StateTtlConfig(ttl)
+    config = sb.StateTtlConfig(ttl)
     assert config.ttl == 1
     assert type(config.ttl) is int
 
@@ -217,24 +164,24 @@ FILTER = "query_time_after_num_entries"
     ids=repr,
 )
 def test_a_bad_option_is_refused_with_what_to_write(keywords: dict[str, Any], hint: str) -> None:
-    with pytest.raises(UsageError, match=f"Hint: .*{hint}"):
-        StateTtlConfig(**{"ttl": 1, **keywords})
+    with pytest.raises(sb.UsageError, match=f"Hint: .*{hint}"):
+        sb.StateTtlConfig(**{"ttl": 1, **keywords})
     if "ttl" in keywords:
         for builder in (
-            StateTtlConfig.new_builder(**keywords),
-            StateTtlConfig.new_builder(1).set_ttl(**keywords),
+            sb.StateTtlConfig.new_builder(**keywords),
+            sb.StateTtlConfig.new_builder(1).set_ttl(**keywords),
         ):
-            with pytest.raises(UsageError, match=f"Hint: {hint}"):
+            with pytest.raises(sb.UsageError, match=f"Hint: {hint}"):
                 builder.build()
 
 
 def test_a_legacy_timestamp_may_be_a_datetime() -> None:
     at = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
-    assert StateTtlConfig(1, legacy_timestamp=at).legacy_timestamp == 1000
+    assert sb.StateTtlConfig(1, legacy_timestamp=at).legacy_timestamp == 1000
 
 
 def test_a_config_cannot_be_changed() -> None:
-    config = StateTtlConfig(1)
+    config = sb.StateTtlConfig(1)
     with pytest.raises(AttributeError):
         config.ttl = 2
     with pytest.raises(AttributeError):
@@ -266,31 +213,31 @@ def test_expiry_is_clamped(timestamp: int, ttl: int, expires: int) -> None:
 
 @each_kind
 @pytest.mark.parametrize("now", [-5, 0, 2**40])
-def test_state_expires_to_the_millisecond(keyed: KeyedStateBackend, at: At, kind: str, now: int) -> None:
+def test_state_expires_to_the_millisecond(keyed: sb.KeyedStateBackend, at: At, kind: Kind, now: int) -> None:
     state = state_of(keyed, kind)
     at(now)
-    write(state, kind, "x")
+    kind.write(state, "x")
     at(now + TTL - 1)
-    assert read(state, kind) == "x"
+    assert kind.read(state) == "x"
     assert list(keyed.keys("s")) == [1]
     at(now + TTL)
     assert not state.exists()
     assert list(keyed.keys("s")) == []
     assert list(keyed.keys_and_namespaces("s")) == []
     assert keyed.num_entries("s") == 1
-    assert read(state, kind) is None
+    assert kind.read(state) is None
     assert keyed.num_entries("s") == 0
 
 
 @each_kind
-def test_the_longest_time_to_live_does_not_overflow(keyed: KeyedStateBackend, at: At, kind: str) -> None:
-    config = StateTtlConfig(MAX_TIMESTAMP, cleanup_idle=True)
-    state = keyed.get_state(KINDS[kind].make().enable_time_to_live(config))
+def test_the_longest_time_to_live_does_not_overflow(keyed: sb.KeyedStateBackend, at: At, kind: Kind) -> None:
+    config = sb.StateTtlConfig(MAX_TIMESTAMP, cleanup_idle=True)
+    state = keyed.get_state(kind.descriptor("s", STRING).enable_time_to_live(config))
     at(1_000)
-    write(state, kind, "x")
+    kind.write(state, "x")
     at(MAX_TIMESTAMP - 1)
     assert keyed.advance() == 0
-    assert read(state, kind) == "x"
+    assert kind.read(state) == "x"
     at(MAX_TIMESTAMP, key=2)
     assert keyed.advance() == 1
     assert keyed.num_entries() == 0
@@ -298,76 +245,29 @@ def test_the_longest_time_to_live_does_not_overflow(keyed: KeyedStateBackend, at
 
 @each_kind
 @pytest.mark.parametrize("update", [OnWrite, OnRead], ids=lambda each: each.name)
-def test_reads_renew_if_asked_to(keyed: KeyedStateBackend, at: At, kind: str, update: Any) -> None:
-    state = state_of(keyed, kind, update_type=update)
-    renewed = "x" if update is OnRead else None
-    at(0)
-    write(state, kind, "x")
-    at(60)
-    assert state.exists()
-    assert keyed.num_entries() == 1
-    at(70)
-    assert read(state, kind) == "x"
-    at(TTL + 69)
-    assert read(state, kind) == renewed
-    at(2 * TTL + 68)
-    assert read(state, kind) == renewed
-    at(3 * TTL + 68)
-    assert read(state, kind) is None
-
-
-@each_kind
-def test_expired_state_is_seen_once_if_asked_to(keyed: KeyedStateBackend, at: At, kind: str) -> None:
-    state = state_of(keyed, kind, state_visibility=Show, update_type=OnRead)
-    at(0)
-    write(state, kind, "x")
-    at(TTL)
-    assert state.exists()
-    assert list(keyed.keys("s")) == []
-    assert read(state, kind) == "x"
-    assert read(state, kind) is None
-    assert not state.exists()
-    assert keyed.num_entries() == 0
-
-
-@each_kind
-def test_a_write_is_stamped_anew_and_never_builds_on_what_has_expired(
-    keyed: KeyedStateBackend, at: At, kind: str
-) -> None:
-    state = state_of(keyed, kind, state_visibility=Show)
-    for now in (0, TTL):
-        at(now)
-        write(state, kind, "b" if now == 0 else "a")
-    assert read(state, kind) == "a"
-    at(2 * TTL - 1)
-    assert read(state, kind) == "a"
-
-
-@each_kind
-@pytest.mark.parametrize("update", [OnWrite, OnRead], ids=lambda each: each.name)
 def test_state_keeps_its_stamp_when_the_clock_is_set_back(
-    keyed: KeyedStateBackend, at: At, kind: str, update: Any
+    keyed: sb.KeyedStateBackend, at: At, kind: Kind, update: Any
 ) -> None:
     """Reads and writes go by the earlier time. Expired state that is still stored is seen again."""
     state = state_of(keyed, kind, update_type=update, cleanup_in_background=False)
     at(1_000)
-    write(state, kind, "later")
+    kind.write(state, "later")
     at(0)
-    assert read(state, kind) == "later"
+    assert kind.read(state) == "later"
     end = TTL if update is OnRead else 1_000 + TTL
     at(end - 1)
     assert state.exists()
     at(end)
-    assert read(state, kind) is None
+    assert kind.read(state) is None
     at(0, key=2)
-    write(state, kind, "earlier")
+    kind.write(state, "earlier")
     at(TTL, key=2)
     assert not state.exists()
     at(TTL - 1, key=2)
-    assert read(state, kind) == "earlier"
+    assert kind.read(state) == "earlier"
 
 
-def test_the_default_is_returned_with_ttl_too(keyed: KeyedStateBackend, at: At) -> None:
+def test_the_default_is_returned_with_ttl_too(keyed: sb.KeyedStateBackend, at: At) -> None:
     state = keyed.get_value_state(with_ttl(sb.ValueStateDescriptor("s", int, default=9)))
     at(0)
     assert state.value() == 9
@@ -376,60 +276,7 @@ def test_the_default_is_returned_with_ttl_too(keyed: KeyedStateBackend, at: At) 
     assert state.value() == 9
 
 
-def test_adding_none_clears_with_ttl_too(keyed: KeyedStateBackend, at: At) -> None:
-    state = state_of(keyed, "reducing")
-    at(0)
-    state.add(None)
-    state.add("x")
-    state.add(None)
-    assert keyed.num_entries() == 0
-
-
-def test_lists_expire_by_element(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("s", int)))
-    at(0)
-    state.add_all([1, 2])
-    at(50)
-    state.add(3)
-    assert state.get() == list(state) == [1, 2, 3]
-    at(TTL)
-    assert state.get() == list(state) == [3]
-    assert state.exists()
-    at(TTL + 50)
-    assert not state.exists()
-    assert list(state) == []
-    assert keyed.num_entries("s") == 0
-
-
-@pytest.mark.parametrize("begin", [0, -111], ids=["", "before 1970"])
-def test_reading_a_list_renews_what_is_left(keyed: KeyedStateBackend, at: At, begin: int) -> None:
-    state = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("s", int), update_type=OnRead))
-    at(begin)
-    state.add(1)
-    at(begin + 50)
-    state.add(2)
-    at(begin + 110)
-    assert state.get() == [2]
-    at(begin + 160)
-    assert list(state) == [2]
-    at(begin + 260)
-    assert state.get() == []
-
-
-def test_expired_elements_may_be_seen(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("s", int), state_visibility=Show))
-    at(0)
-    state.add(1)
-    at(50)
-    state.add(2)
-    at(TTL)
-    assert state.get() == state.get() == [1, 2]
-    at(TTL + 50)
-    assert state.get() == [1, 2]
-    assert state.get() == []
-
-
-def test_maps_expire_by_entry(keyed: KeyedStateBackend, at: At) -> None:
+def test_maps_expire_by_entry(keyed: sb.KeyedStateBackend, at: At) -> None:
     state = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("s", str, int)))
     at(0)
     state.put_all({"a": 1, "b": None})
@@ -450,44 +297,8 @@ def test_maps_expire_by_entry(keyed: KeyedStateBackend, at: At) -> None:
     assert keyed.num_entries("s") == 0
 
 
-def test_reading_a_map_renews_what_is_read(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("s", str, int), update_type=OnRead))
-    at(0)
-    state.put_all({"a": 1, "b": 2, "c": 3})
-    at(60)
-    assert state["a"] == 1
-    assert "b" in state
-    at(TTL)
-    assert dict(state.items()) == {"a": 1, "b": 2}
-    at(2 * TTL - 1)
-    assert list(state) == ["a", "b"]
-
-
-def test_expired_entries_may_be_seen_once(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("s", str, int), state_visibility=Show))
-    at(0)
-    state.put_all({"a": 1, "b": 2})
-    at(TTL)
-    assert not state.is_empty()
-    assert state["a"] == 1
-    assert state.get("a") is None
-    assert list(state.items()) == [("b", 2)]
-    assert state.is_empty()
-
-
-def test_an_expired_entry_keeps_no_place(keyed: KeyedStateBackend, at: At, backend: StateBackend) -> None:
-    state = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("s", str, int)))
-    at(0)
-    state["a"] = 1
-    at(50)
-    state["b"] = 2
-    at(TTL)
-    state["a"] = 3
-    assert list(state.items()) == in_order(backend, [("b", 2), ("a", 3)], [("a", 3), ("b", 2)])
-
-
 @pytest.mark.parametrize("cleanup", ["default", "often"])
-def test_what_expires_does_not_disturb_iterators(keyed: KeyedStateBackend, at: At, cleanup: str) -> None:
+def test_what_expires_does_not_disturb_iterators(keyed: sb.KeyedStateBackend, at: At, cleanup: str) -> None:
     names = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("list", int), **CLEANUPS[cleanup]))
     counts = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("map", int, int), **CLEANUPS[cleanup]))
     for now in (0, 50):
@@ -506,7 +317,9 @@ def test_what_expires_does_not_disturb_iterators(keyed: KeyedStateBackend, at: A
     assert [*seen[1], *entries] == [(50, 1), (51, 2)]
 
 
-def test_vectorised_calls_have_one_now(backend: StateBackend) -> None:
+def test_a_call_reads_the_clock_once(backend: sb.StateBackend) -> None:
+    """Though a call goes by the times of its rows: checkpoints have what the clock said last."""
+
     class Running:
         calls = 0
 
@@ -525,13 +338,19 @@ def test_vectorised_calls_have_one_now(backend: StateBackend) -> None:
         state.value()
         state.update(1)
         assert clock.calls == 3
+        rows = with_ttl(sb.ValueStateDescriptor("rows", int), ttl_time_characteristic=Time.EventTime)
+        running.begin_event_time(None, 5000)
+        for times in ([4900, 5000], None):
+            before = clock.calls
+            running.get_value_state(rows).update_many([1, 2], [1, 2], times=times)
+            assert clock.calls == before + 1
 
 
-def test_event_time_needs_a_clock_that_is_advanced(backend: StateBackend) -> None:
+def test_event_time_needs_a_clock_that_is_advanced(backend: sb.StateBackend) -> None:
     descriptor = with_ttl(sb.ValueStateDescriptor("s", int), ttl_time_characteristic=Time.EventTime)
     with (
         backend.create_keyed_backend(int) as keyed,
-        pytest.raises(UsageError, match=r"event time.*'s'.*clock="),
+        pytest.raises(sb.UsageError, match=r"event time.*'s'.*clock="),
     ):
         keyed.get_state(descriptor)
     with backend.create_keyed_backend(int, clock=ManualClock()) as keyed:
@@ -541,76 +360,22 @@ def test_event_time_needs_a_clock_that_is_advanced(backend: StateBackend) -> Non
 # --- merges and marks ---
 
 
-@pytest.mark.parametrize(
-    ("target_at", "source_at", "expected"), [(0, 50, "s"), (50, 0, "t"), (50, 60, "ts"), (0, 0, None)]
-)
-def test_what_lives_is_merged_and_stamped_with_the_merge(
-    keyed: KeyedStateBackend, at: At, target_at: int, source_at: int, expected: str | None
-) -> None:
-    state = state_of(keyed, "reducing")
-    for namespace, now in (("t", target_at), ("s", source_at)):
-        at(now)
-        keyed.set_current_namespace(namespace)
-        state.add(namespace)
-    at(120)
-    keyed.merge_namespaces(state.descriptor, "t", ["s", "none"])
-    assert keyed.num_entries() == (expected is not None)
-    keyed.set_current_namespace("t")
-    assert state.get() == expected
-    at(120 + TTL - 1)
-    assert state.get() == expected
-    at(120 + TTL)
-    assert state.get() is None
-
-
-def test_merged_lists_keep_their_timestamps(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("s", int)))
-    for namespace, now in (("t", 50), ("s", 0)):
-        at(now)
-        keyed.set_current_namespace(namespace)
-        state.add(now)
-    at(60)
-    keyed.merge_namespaces(state.descriptor, "t", ["s"])
-    keyed.set_current_namespace("t")
-    assert state.get() == [50, 0]
-    at(TTL)
-    assert state.get() == [50]
-
-
-def test_rollback_returns_timestamps(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_value_state(with_ttl(sb.ValueStateDescriptor("s", int), update_type=OnRead))
-    at(0)
-    state.update(1)
-    mark = keyed.mark()
-    at(90)
-    assert state.value() == 1
-    keyed.rollback(mark)
-    at(99)
-    mark = keyed.mark()
-    assert state.exists()
-    at(TTL)
-    assert state.value() is None
-    keyed.rollback(mark)
-    at(99)
-    assert state.value() == 1
-
-
 @each_kind
 @pytest.mark.parametrize("cleanup", ["often", "idle"])
 def test_rollback_returns_what_cleanup_has_removed_and_cleanup_finds_it_again(
-    keyed: KeyedStateBackend, at: At, backend: StateBackend, kind: str, cleanup: str
+    keyed: sb.KeyedStateBackend, at: At, backend: sb.StateBackend, kind: Kind, cleanup: str
 ) -> None:
     if cleanup == "often" and not backend.cleans_up_incrementally:
         pytest.skip("the backend defines incremental cleanup as without effect")
     state = state_of(keyed, kind, **CLEANUPS[cleanup])
     for key in range(50):
         at(key, key)
-        write(state, kind, str(key))
+        kind.write(state, str(key))
 
     def cleaned(now: int) -> int:
         at(now, key=99)
         keyed.advance()
-        read(state, kind)
+        kind.read(state)
         return keyed.num_entries()
 
     for is_set_back in (False, True, False):
@@ -621,14 +386,14 @@ def test_rollback_returns_what_cleanup_has_removed_and_cleanup_finds_it_again(
         assert keyed.num_entries() == 50
         for key in range(50) if is_set_back else ():
             at(40, key)
-            assert read(state, kind) == str(key)
+            assert kind.read(state) == str(key)
     assert cleaned(TTL + 10) == 39
     assert cleaned(TTL + 24) == 25
 
 
 @pytest.mark.parametrize("read", ["get", "contains", "items"])
 def test_a_read_that_renews_does_not_give_away_what_a_mark_needs(
-    keyed: KeyedStateBackend, at: At, read: str
+    keyed: sb.KeyedStateBackend, at: At, read: str
 ) -> None:
     state = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("m", int, PICKLE), update_type=OnRead))
     at(1_000)
@@ -648,7 +413,7 @@ def test_a_read_that_renews_does_not_give_away_what_a_mark_needs(
 # --- cleanup ---
 
 
-def is_incremental(cleanup: str, backend: StateBackend) -> bool:
+def is_incremental(cleanup: str, backend: sb.StateBackend) -> bool:
     return cleanup in ("default", "often", "slowly") and backend.cleans_up_incrementally
 
 
@@ -656,22 +421,22 @@ def is_incremental(cleanup: str, backend: StateBackend) -> bool:
 @pytest.mark.parametrize("visibility", [Never, Show], ids=lambda each: each.name)
 @pytest.mark.parametrize("cleanup", CLEANUPS)
 def test_cleanup_removes_all_that_has_expired_and_nothing_else(
-    keyed: KeyedStateBackend, at: At, backend: StateBackend, kind: str, visibility: Any, cleanup: str
+    keyed: sb.KeyedStateBackend, at: At, backend: sb.StateBackend, kind: Kind, visibility: Any, cleanup: str
 ) -> None:
-    config = StateTtlConfig(TTL, state_visibility=visibility, **CLEANUPS[cleanup])
-    state = keyed.get_state(KINDS[kind].make().enable_time_to_live(config))
+    config = sb.StateTtlConfig(TTL, state_visibility=visibility, **CLEANUPS[cleanup])
+    state = keyed.get_state(kind.descriptor("s", STRING).enable_time_to_live(config))
     cleans_up = is_incremental(cleanup, backend)
     for key in range(60):
         at(key, key)
-        keyed.set_current_namespace("n" if key % 3 else VOID)
-        write(state, kind, str(key))
-    keyed.set_current_namespace(VOID)
+        keyed.set_current_namespace("n" if key % 3 else sb.VOID)
+        kind.write(state, str(key))
+    keyed.set_current_namespace(sb.VOID)
     at(TTL + 29, key=1_000)
     at_once = 30 if cleanup == "often" and cleans_up else 60
     assert keyed.num_entries("s") == at_once, "a record cleans up, or only an access"
     assert keyed.advance(budget=10_000) == (30 if cleanup == "idle" else 0)
     for _ in range(200):
-        assert read(state, kind) is None
+        assert kind.read(state) is None
     assert keyed.num_entries("s") == (30 if cleans_up or cleanup == "idle" else 60)
     figures = keyed.metrics()["states"]["s"]
     assert figures["expired_by_cleanup"] == 60 - keyed.num_entries("s")
@@ -680,31 +445,31 @@ def test_cleanup_removes_all_that_has_expired_and_nothing_else(
     keyed.set_current_namespace("n")
     for key in (key for key in range(60) if key % 3):
         at(TTL + 29, key)
-        found = read(state, kind)
+        found = kind.read(state)
         assert found == (str(key) if key >= 30 else None) or (visibility is Show and found == str(key))
 
 
 @each_kind
 @pytest.mark.parametrize("cleanup", ["default", "idle"])
 def test_cleanup_misses_nothing_when_the_clock_is_set_back(
-    keyed: KeyedStateBackend, at: At, backend: StateBackend, kind: str, cleanup: str
+    keyed: sb.KeyedStateBackend, at: At, backend: sb.StateBackend, kind: Kind, cleanup: str
 ) -> None:
     state = state_of(keyed, kind, **CLEANUPS[cleanup])
     for key, now in ((1, 1_000), (2, 0), (3, 500)):
         at(now, key)
-        write(state, kind, "x")
+        kind.write(state, "x")
         keyed.advance()
     for now, left in ((500 + TTL, 1), (1_000 + TTL, 0)):
         at(now, key=4)
         keyed.advance()
         for _ in range(200):
-            assert read(state, kind) is None
+            assert kind.read(state) is None
         assert keyed.num_entries() == (left if cleanup == "idle" or is_incremental(cleanup, backend) else 3)
 
 
 @pytest.mark.parametrize("cleanup", ["often", "idle"])
 def test_lists_and_maps_expire_in_parts_in_the_background(
-    keyed: KeyedStateBackend, at: At, backend: StateBackend, cleanup: str
+    keyed: sb.KeyedStateBackend, at: At, backend: sb.StateBackend, cleanup: str
 ) -> None:
     if cleanup == "often" and not backend.cleans_up_incrementally:
         pytest.skip("the backend defines incremental cleanup as without effect")
@@ -728,7 +493,7 @@ def test_lists_and_maps_expire_in_parts_in_the_background(
         assert dict(counts.items()) == {"a50": 1, "b50": 2}
 
 
-def test_idle_state_leaves_memory_in_advance_within_its_budget(keyed: KeyedStateBackend, at: At) -> None:
+def test_idle_state_leaves_memory_in_advance_within_its_budget(keyed: sb.KeyedStateBackend, at: At) -> None:
     idle = with_ttl(sb.MapStateDescriptor("idle", str, int), cleanup_idle=True)
     kept = with_ttl(sb.ValueStateDescriptor("kept", int))
     counts, value = keyed.get_map_state(idle), keyed.get_value_state(kept)
@@ -738,7 +503,7 @@ def test_idle_state_leaves_memory_in_advance_within_its_budget(keyed: KeyedState
         value.update(1)
     keyed.set_current_namespace("n")
     counts["z"] = 1
-    keyed.set_current_namespace(VOID)
+    keyed.set_current_namespace(sb.VOID)
     at(TTL + 2, key=9)
     assert keyed.advance() == 2
     assert keyed.num_entries("idle") == 2
@@ -755,7 +520,7 @@ def test_idle_state_leaves_memory_in_advance_within_its_budget(keyed: KeyedState
 def test_cleanup_for_every_record_needs_no_access(make_keyed: MakeKeyed, clock: ManualClock) -> None:
     for for_every_record, left in ((True, 0), (False, 40)):
         keyed = make_keyed(max_parallelism=4)
-        state = state_of(keyed, "value", cleanup_incrementally=(5, for_every_record))
+        state = state_of(keyed, KINDS[0], cleanup_incrementally=(5, for_every_record))
         for now in (0, TTL):
             clock.set(now)
             for key in range(40):
@@ -768,7 +533,7 @@ def test_cleanup_for_every_record_needs_no_access(make_keyed: MakeKeyed, clock: 
 @pytest.mark.usefixtures("incremental_cleanup")
 def test_a_step_of_cleanup_is_bounded(make_keyed: MakeKeyed, clock: ManualClock) -> None:
     keyed = make_keyed(max_parallelism=1)
-    state = state_of(keyed, "value", cleanup_incrementally=(5, False))
+    state = state_of(keyed, KINDS[0], cleanup_incrementally=(5, False))
     clock.set(0)
     state.update_many(range(1_000), ["x"] * 1_000)
     clock.set(TTL)
@@ -783,7 +548,7 @@ def test_a_step_of_cleanup_is_bounded(make_keyed: MakeKeyed, clock: ManualClock)
 @pytest.mark.usefixtures("incremental_cleanup")
 def test_vectorised_calls_clean_up_for_each_of_their_rows(make_keyed: MakeKeyed, clock: ManualClock) -> None:
     keyed = make_keyed(max_parallelism=1)
-    state = state_of(keyed, "value")
+    state = state_of(keyed, KINDS[0])
     clock.set(0)
     state.update_many(range(1_000), ["x"] * 1_000)
     clock.set(TTL)

@@ -14,25 +14,15 @@ import pytest
 from contract.conftest import MakeKeyed
 from contract.samples import VALUES, Longest, dump, join, last_of
 
+import statebackend as sb
 from statebackend import types as t
-from statebackend.keys import VOID, TimeWindow
-from statebackend.state import (
-    AggregatingStateDescriptor,
-    FoldingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    StateBackend,
-    StateDescriptor,
-    StateTtlConfig,
-    ValueStateDescriptor,
-)
+from statebackend.state import StateDescriptor
 from statebackend.state.value_columns import to_arrow
 from statebackend.testing import ManualClock
 
 pytestmark = pytest.mark.checked
 
-Time = StateTtlConfig.TtlTimeCharacteristic
+Time = sb.StateTtlConfig.TtlTimeCharacteristic
 UTC = datetime.timezone.utc
 #: A few different values of types that are stored in each of the ways there are.
 LAYOUTS: dict[t.Type, list[Any]] = {
@@ -55,26 +45,26 @@ KEYS: dict[t.Type, list[Any]] = {
     t.INT: [1, 2, 3, 4],
     t.STRING: [*(f"key {n}" for n in range(6)), ""],
 }
-WINDOWS: list[Any] = [TimeWindow(start, start + 60) for start in (0, 60, 120)]
+WINDOWS: list[Any] = [sb.TimeWindow(start, start + 60) for start in (0, 60, 120)]
 #: Sets of namespaces that rows of one call are in.
 SPACES: list[list[Any]] = [
-    [VOID, 7, "text", b"bytes", WINDOWS[0], TimeWindow(0, 120), ("session", 7)],
+    [sb.VOID, 7, "text", b"bytes", WINDOWS[0], sb.TimeWindow(0, 120), ("session", 7)],
     WINDOWS,
-    [VOID, *WINDOWS],
+    [sb.VOID, *WINDOWS],
     [7, 8, -9],
-    [VOID],
+    [sb.VOID],
     [WINDOWS[1]],
 ]
 
 
 def window_column(windows: list[Any]) -> pa.Array:
-    shown = [None if each is VOID else {"start": each.start, "end": each.end} for each in windows]
+    shown = [None if each is sb.VOID else {"start": each.start, "end": each.end} for each in windows]
     return pa.array(shown, pa.struct([("start", pa.int64()), ("end", pa.int64())]))
 
 
 def space_column(spaces: list[Any], rng: random.Random) -> Any:
     """A column of namespaces in one of the forms that it may have."""
-    if all(isinstance(each, TimeWindow) or each is VOID for each in spaces) and rng.random() < 0.7:
+    if all(isinstance(each, sb.TimeWindow) or each is sb.VOID for each in spaces) and rng.random() < 0.7:
         column = window_column(spaces)
         return column if rng.random() < 0.5 else pa.chunked_array([column[:1], column[1:]])
     if all(type(each) is int for each in spaces) and spaces and rng.random() < 0.7:
@@ -87,7 +77,7 @@ def shown(namespaces: Any) -> list[Any]:
     if not isinstance(namespaces, pa.Array):
         return list(namespaces)
     return [
-        VOID if each is None else TimeWindow(**each) if isinstance(each, dict) else each
+        sb.VOID if each is None else sb.TimeWindow(**each) if isinstance(each, dict) else each
         for each in namespaces.to_pylist()
     ]
 
@@ -152,7 +142,7 @@ class Drive:
             self.begin(None, self.after)
         self.one_state: Any = self.one.get_state(descriptor)
         self.many_state: Any = self.many.get_state(descriptor)
-        self.namespace: Any = VOID
+        self.namespace: Any = sb.VOID
         self.key = KEYS[key_type][0]
         for keyed in self.both:
             keyed.set_current_key(self.key)
@@ -246,7 +236,7 @@ class Drive:
             given = Rows(nothing, given.types, given.spaces and nothing, given.times and nothing)
         self.one.release(mark)
         keys, *namespaces, results = self.columns("add", given, return_changed=True)
-        spaces = given.spaces or [VOID] * len(given.rows)
+        spaces = given.spaces or [sb.VOID] * len(given.rows)
         last = {
             (key, space): number
             for number, ((key, _), space) in enumerate(zip(given.rows, spaces, strict=True))
@@ -320,37 +310,38 @@ class Drive:
 
 def descriptors_of(declared: t.Type) -> list[StateDescriptor]:
     found: list[StateDescriptor] = [
-        ValueStateDescriptor("s", declared),
-        ListStateDescriptor("s", declared),
-        MapStateDescriptor("s", t.INT, declared),
+        sb.ValueStateDescriptor("s", declared),
+        sb.ListStateDescriptor("s", declared),
+        sb.MapStateDescriptor("s", t.INT, declared),
     ]
     if declared == t.PICKLE:
         return found
     found += [
-        ValueStateDescriptor("s", declared, default=LAYOUTS[declared][0]),
-        ReducingStateDescriptor("s", "first", declared),
-        ReducingStateDescriptor("s", "last", declared),
-        ReducingStateDescriptor("s", last_of, declared),
-        AggregatingStateDescriptor("s", "count", declared),
+        sb.ValueStateDescriptor("s", declared, default=LAYOUTS[declared][0]),
+        sb.ReducingStateDescriptor("s", "first", declared),
+        sb.ReducingStateDescriptor("s", "last", declared),
+        sb.ReducingStateDescriptor("s", last_of, declared),
+        sb.AggregatingStateDescriptor("s", "count", declared),
     ]
     if declared.name != "LIST":
-        found += [ReducingStateDescriptor("s", name, declared) for name in ("min", "max")]
-        found.append(AggregatingStateDescriptor("s", "max", declared))
+        found += [sb.ReducingStateDescriptor("s", name, declared) for name in ("min", "max")]
+        found.append(sb.AggregatingStateDescriptor("s", "max", declared))
     if declared in (t.LONG, t.BYTE, t.DOUBLE, t.FLOAT) or declared.name == "DECIMAL":
-        found.append(ReducingStateDescriptor("s", "sum", declared))
+        found.append(sb.ReducingStateDescriptor("s", "sum", declared))
         found += [
-            AggregatingStateDescriptor("s", name, declared) for name in ("sum", "avg", "variance", "stddev")
+            sb.AggregatingStateDescriptor("s", name, declared)
+            for name in ("sum", "avg", "variance", "stddev")
         ]
     if declared == t.BOOL:
-        found += [ReducingStateDescriptor("s", name, declared) for name in ("any", "all")]
+        found += [sb.ReducingStateDescriptor("s", name, declared) for name in ("any", "all")]
     if declared == t.LONG:
-        found.append(ReducingStateDescriptor("s", lambda old, new: old - new, declared))
+        found.append(sb.ReducingStateDescriptor("s", lambda old, new: old - new, declared))
     if declared == t.STRING:
         found += [
-            MapStateDescriptor("s", t.STRING, declared),
-            ReducingStateDescriptor("s", join, declared),
-            AggregatingStateDescriptor("s", Longest(), declared, declared),
-            FoldingStateDescriptor("s", "", join, declared),
+            sb.MapStateDescriptor("s", t.STRING, declared),
+            sb.ReducingStateDescriptor("s", join, declared),
+            sb.AggregatingStateDescriptor("s", Longest(), declared, declared),
+            sb.FoldingStateDescriptor("s", "", join, declared),
         ]
     return found
 
@@ -370,16 +361,16 @@ def name_of(case: Any) -> str:
 def test_calls_with_columns_do_what_a_loop_does(
     make_keyed: MakeKeyed, clock: ManualClock, declared: t.Type, descriptor: Any, rng: random.Random
 ) -> None:
-    def drive(expiring: StateTtlConfig | None, **options: bool) -> None:
+    def drive(expiring: sb.StateTtlConfig | None, **options: bool) -> None:
         made = descriptor if expiring is None else copy.copy(descriptor).enable_time_to_live(expiring)
         Drive(make_keyed, rng.choice([t.LONG, t.STRING]), made, declared, rng, **options).run(15, clock)
 
-    def config(ttl: int, time: Time) -> StateTtlConfig:
+    def config(ttl: int, time: Time) -> sb.StateTtlConfig:
         # What is shown until it is cleaned up must not depend on when that is.
-        visibility = rng.choice(list(StateTtlConfig.StateVisibility))
-        cleans_up = visibility is StateTtlConfig.StateVisibility.NeverReturnExpired
-        update = rng.choice(list(StateTtlConfig.UpdateType)[1:])
-        return StateTtlConfig(
+        visibility = rng.choice(list(sb.StateTtlConfig.StateVisibility))
+        cleans_up = visibility is sb.StateTtlConfig.StateVisibility.NeverReturnExpired
+        update = rng.choice(list(sb.StateTtlConfig.UpdateType)[1:])
+        return sb.StateTtlConfig(
             ttl,
             update_type=update,
             state_visibility=visibility,
@@ -398,7 +389,7 @@ def test_calls_with_columns_do_what_a_loop_does(
 @pytest.mark.parametrize("key_type", [t.LONG, t.STRING], ids=repr)
 def test_large_batches(
     make_keyed: MakeKeyed,
-    backend: StateBackend,
+    backend: sb.StateBackend,
     key_type: t.Type,
     at_times: bool,
     spaces: str,
@@ -407,17 +398,17 @@ def test_large_batches(
     """So many rows that a backend may sort them, and divide them among threads; the reference does neither."""
     n = 900 if backend.name == "reference" else 9_000
     windows: list[Any] = [
-        *([VOID] if spaces == "void too" else []),
-        *(TimeWindow(n, n + 5) for n in range(40)),
+        *([sb.VOID] if spaces == "void too" else []),
+        *(sb.TimeWindow(n, n + 5) for n in range(40)),
     ]
     keys = [n if key_type == t.LONG else f"{n}" for n in range(-300, 300)]
-    update = StateTtlConfig.UpdateType.OnReadAndWrite
-    ttl = StateTtlConfig(100, update_type=update, ttl_time_characteristic=Time.EventTime)
+    update = sb.StateTtlConfig.UpdateType.OnReadAndWrite
+    ttl = sb.StateTtlConfig(100, update_type=update, ttl_time_characteristic=Time.EventTime)
     drives = []
     for declared, descriptor in (
-        (t.LONG, ReducingStateDescriptor("s", "sum", int)),
-        (t.STRING, ValueStateDescriptor("s", str)),
-        (t.LONG, MapStateDescriptor("s", t.STRING, t.LONG)),
+        (t.LONG, sb.ReducingStateDescriptor("s", "sum", int)),
+        (t.STRING, sb.ValueStateDescriptor("s", str)),
+        (t.LONG, sb.MapStateDescriptor("s", t.STRING, t.LONG)),
     ):
         made = descriptor.enable_time_to_live(ttl) if at_times else descriptor
         options = {"in_spaces": spaces != "one", "at_times": at_times}
@@ -448,16 +439,3 @@ def test_large_batches(
         given.times and given.times[: n // 2],
     )
     texts.compare("clear", "clear", cleared)
-
-
-def test_dumps_see_other_namespaces(make_keyed: MakeKeyed) -> None:
-    """What the comparisons of this module rest on."""
-    keyed = make_keyed()
-    descriptor = ValueStateDescriptor("s", int)
-    state = keyed.get_value_state(descriptor)
-    keyed.set_current_namespace("n")
-    state.update_many([1], [2])
-    assert len(dump(keyed, descriptor)) == 1
-    assert state.get_many([1]).to_pylist() == [2]
-    keyed.set_current_namespace(VOID)
-    assert state.get_many([1]).to_pylist() == [None]

@@ -12,18 +12,9 @@ from contract.samples import LastAdded, dump, last_of
 from random_types import WRONG
 from type_samples import SORTS, SORTS_OF_KEYS, keys_of, sample
 
-from statebackend.errors import SerializationError
+import statebackend as sb
 from statebackend.keys import key_encoder
-from statebackend.state import (
-    AggregatingStateDescriptor,
-    FoldingStateDescriptor,
-    KeyedStateBackend,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
-    ValueStateDescriptor,
-)
+from statebackend.state import StateDescriptor
 from statebackend.types.serializers import serializer_for
 
 pytestmark = pytest.mark.checked
@@ -36,7 +27,7 @@ def refusal(call: Callable[[Any], Any], value: Any) -> Any:
     """What a call raises, or None."""
     try:
         call(value)
-    except (SerializationError, OverflowError) as error:
+    except (sb.SerializationError, OverflowError) as error:
         return error
     return None
 
@@ -46,16 +37,16 @@ def sort_of(error: Exception) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("sort", SORTS)
-def test_values(keyed: KeyedStateBackend, sort: str, rng: random.Random) -> None:
+def test_values(keyed: sb.KeyedStateBackend, sort: str, rng: random.Random) -> None:
     given = sample(sort, rng)
     serializer = serializer_for(given.declared)
     descriptors: list[StateDescriptor] = [
-        ValueStateDescriptor("v", given.declared),
-        ListStateDescriptor("l", given.declared),
-        MapStateDescriptor("m", int, given.declared),
-        ReducingStateDescriptor("r", "last", given.declared),
-        AggregatingStateDescriptor("a", LastAdded(), given.declared, given.declared),
-        FoldingStateDescriptor("f", given.present[0], last_of, given.declared),
+        sb.ValueStateDescriptor("v", given.declared),
+        sb.ListStateDescriptor("l", given.declared),
+        sb.MapStateDescriptor("m", int, given.declared),
+        sb.ReducingStateDescriptor("r", "last", given.declared),
+        sb.AggregatingStateDescriptor("a", LastAdded(), given.declared, given.declared),
+        sb.FoldingStateDescriptor("f", given.present[0], last_of, given.declared),
     ]
     states: list[Any] = [keyed.get_state(each) for each in descriptors]
     value, elements, entries, last, aggregate, fold = states
@@ -98,8 +89,8 @@ def test_keys_and_map_keys(make_keyed: MakeKeyed, sort: str, rng: random.Random)
     encoder, first = key_encoder(given.declared), keys_of(given)[1][0]
     keyed = make_keyed(given.declared)
     keyed.set_current_key(first)
-    value = keyed.get_value_state(ValueStateDescriptor("v", int))
-    entries = keyed.get_map_state(MapStateDescriptor("m", given.declared, int))
+    value = keyed.get_value_state(sb.ValueStateDescriptor("v", int))
+    entries = keyed.get_map_state(sb.MapStateDescriptor("m", given.declared, int))
     value.update(1)
     entries.put(first, 1)
     calls: list[Callable[[Any], Any]] = [
