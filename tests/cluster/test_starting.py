@@ -165,20 +165,6 @@ def test_tokens_are_gone_when_they_have_been_seen(tmp_path: Path) -> None:
 # --- slots ---
 
 
-def test_hosts_that_are_waited_for_are_counted_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(cluster_hosts, "TELL", 0.1)
-    clusters = cluster_with(has_slot=lambda number: number == 0)
-    options = HostOptions(start_timeout=1.0, max_tries=1)
-    query = HostQuery(tmp_path, JOB, PARALLELISM, hosts=options, cluster=clusters)
-    with caplog.at_level(logging.INFO), pytest.raises(sb.HostError, match="1 of 2 registered"):
-        query.run(0, ROWS)
-    query.close()
-    assert "waiting for hosts: 1 of 2 have registered, 1 have their state" in caplog.text
-    assert "host 0 on executor here is ready, 1 of 2" in caplog.text
-
-
 def test_query_that_has_ended_does_not_wait_for_hosts() -> None:
     hosts = Hosts(1, secrets.token_bytes(32), 1, lambda: Question("restore", {}))
     hosts.has_ended = lambda: True
@@ -215,21 +201,25 @@ def test_host_that_gives_its_slot_back_is_not_called_lost(
 
 
 def test_hosts_without_slots_are_told_and_all_others_end_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wait_ready = Hosts.wait_ready
 
-    def once_one_is_there(hosts: Hosts, limit: float) -> Any:
-        wait_until(lambda: bool(hosts._living()))
+    def once_one_is_ready(hosts: Hosts, limit: float) -> Any:
+        wait_until(lambda: bool(hosts._ready()))
         return wait_ready(hosts, limit)
 
-    monkeypatch.setattr(Hosts, "wait_ready", once_one_is_there)
+    monkeypatch.setattr(Hosts, "wait_ready", once_one_is_ready)
+    monkeypatch.setattr(cluster_hosts, "TELL", 0.1)
     clusters = cluster_with(has_slot=lambda number: number == 0)
     options = HostOptions(start_timeout=0.3, max_tries=3)
     query = HostQuery(tmp_path, JOB, PARALLELISM, hosts=options, cluster=clusters)
     cluster = query.cluster
-    with pytest.raises(sb.HostError, match="1 of 2 registered within 0.3 s") as raised:
-        query.run(0, ROWS)
+    with caplog.at_level(logging.INFO):
+        with pytest.raises(sb.HostError, match="1 of 2 registered within 0.3 s") as raised:
+            query.run(0, ROWS)
+        wait_until(lambda: "host 0 on executor here is ready, 1 of 2" in caplog.text)
+    assert "waiting for hosts: 1 of 2 have registered, 1 have their state" in caplog.text
     assert raised.value.code == "HOST.START"
     assert len(cluster.paused) == 2
     assert all(0 <= each <= 0.3 for each in cluster.paused)
