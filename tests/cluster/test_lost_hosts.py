@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -287,14 +287,15 @@ def test_host_that_begins_no_pulse_is_lost() -> None:
 def silent_and_ready(hosts: Hosts) -> Silent:
     """One that has restored. On a busy machine, it may have been lost before it has said so: then another one."""
     for _ in range(100):
-        silent = Silent(hosts, b"secret")
-        with suppress(LinkError):
+        with suppress(LinkError), ExitStack() as opened:
+            silent = Silent(hosts, b"secret")
+            opened.enter_context(silent)
             assert silent.link.receive(LONG).header["op"] == "restore"
             silent.link.send("answer", question=1)
             wait_until(lambda: hosts.are_ready or not hosts._living())
             if hosts.are_ready:
+                opened.pop_all()
                 return silent
-        silent.__exit__()
     raise AssertionError("none was in time")
 
 
