@@ -176,7 +176,7 @@ def test_function_that_stands_still_is_logged_once_for_each_minute(
 ) -> None:
     assert hosts._STANDSTILL == 60.0
     monkeypatch.setattr(hosts, "_STANDSTILL", 0.6)
-    world.open(silence=LONG / 20)
+    world.open()
     world.batch()
 
     def lines() -> list[str]:
@@ -187,15 +187,14 @@ def test_function_that_stands_still_is_logged_once_for_each_minute(
     def stand() -> None:
         if stands:
             stands.clear()
-            wait_until(lambda: len(lines()) == 2)
+            wait_until(lambda: len(lines()) >= before + 2)
 
-    assert not lines()
+    before = len(lines())
     ticks[:] = [stand]
     world.batch()
-    assert [line.partition(": ")[2] for line in lines()] == [
-        "no call of the function has returned for 0.6 s",
-        "no call of the function has returned for 1.2 s",
-    ]
+    # A late look misses a multiple; none is told twice.
+    times = [float(line.split()[-2]) / 0.6 for line in lines()[before:]]
+    assert times == pytest.approx(sorted({round(each) for each in times}))
     registered = world.query.execution._hosts._living()
     wait_until(lambda: not any(host.stands_for for host in registered))
     world.close()
