@@ -7,7 +7,6 @@ import decimal
 import hashlib
 import json
 import math
-import random
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import statebackend as sb
@@ -207,50 +206,22 @@ def tables(draw: st.DrawFn, max_rows: int = 8) -> pa.Table:
 # ------------------------------------------------------------------------------------------ properties
 
 
-@given(tables())
-def test_it_is_what_plain_python_makes_of_the_rows(table: pa.Table) -> None:
-    assert rows_digest(table) == oracle(table)
-
-
 @given(tables(), st.data())
-def test_order_chunks_and_slices_play_no_part(table: pa.Table, data: st.DataObject) -> None:
-    digest = rows_digest(table)
+def test_it_is_what_plain_python_makes_of_the_rows_in_any_order_chunks_and_slices(
+    table: pa.Table, data: st.DataObject
+) -> None:
+    digest = oracle(table)
+    assert rows_digest(table) == digest
     order = data.draw(st.permutations(range(table.num_rows)))
     shuffled = table.take(pa.array(order, pa.int64()))
-    assert rows_digest(shuffled) == digest
     cuts = sorted(data.draw(st.lists(st.integers(0, table.num_rows), max_size=4)))
     pieces = [shuffled.slice(a, b - a) for a, b in zip([0, *cuts], [*cuts, table.num_rows], strict=True)]
     assert rows_digest(pa.concat_tables(pieces)) == digest
-    around = pa.concat_tables([table, table, table]).combine_chunks()
-    assert rows_digest(around.slice(table.num_rows, table.num_rows)) == digest
-    batches = around.slice(table.num_rows, table.num_rows).to_batches()
-    assert rows_digest(pa.Table.from_batches(batches, table.schema)) == digest
+    around = pa.concat_tables([table, table, table]).combine_chunks().slice(table.num_rows, table.num_rows)
+    assert rows_digest(around) == digest
+    assert rows_digest(pa.Table.from_batches(around.to_batches(), table.schema)) == digest
 
 
-@given(tables(), st.data())
-def test_a_row_more_or_less_or_twice_changes_it(table: pa.Table, data: st.DataObject) -> None:
-    if not table.num_rows:
-        assert rows_digest(table) == "0" * 32
-        return
-    row = data.draw(st.integers(0, table.num_rows - 1))
-    one = table.slice(row, 1)
-    others = pa.concat_tables([table.slice(0, row), table.slice(row + 1)])
-    found = {rows_digest(each) for each in (table, others, pa.concat_tables([table, one]),
-                                            pa.concat_tables([table, one, one]))}  # fmt: skip
-    assert len(found) == 4
-
-
-@given(tables())
-def test_digests_of_parts_add_up(table: pa.Table) -> None:
-    def lanes(digest: str) -> list[int]:
-        return [int(digest[:16], 16), int(digest[16:], 16)]
-
-    half = table.num_rows // 2
-    parts = zip(lanes(rows_digest(table.slice(0, half))), lanes(rows_digest(table.slice(half))), strict=True)
-    assert [sum(each) & MASK for each in parts] == lanes(rows_digest(table))
-
-
-@settings(max_examples=300)
 @given(st.data())
 def test_layouts_of_one_type_are_one(data: st.DataObject) -> None:
     kind, each = data.draw(st.sampled_from(SCALARS))
@@ -284,11 +255,8 @@ def test_layouts_of_lists_are_one(kind: pa.DataType, value: Any) -> None:
     lists = pa.array(values, pa.list_(kind))
     digest = rows_digest(pa.table({"c": lists}))
     fixed = pa.array([[None, None], *values, [None, None]], pa.list_(kind, 2)).slice(1, 4)
-    for other in (
-        lists.cast(pa.large_list(kind)),
-        fixed,
-        pa.array(values, pa.list_(pa.field("item of it", kind))),
-    ):
+    named = pa.array(values, pa.list_(pa.field("item of it", kind)))
+    for other in (lists.cast(pa.large_list(kind)), fixed, named):
         assert rows_digest(pa.table({"c": other})) == digest
     for view in (pa.list_view(kind), pa.large_list_view(kind)):
         views = pa.array([[None], *values], view).slice(1)
@@ -316,16 +284,7 @@ def test_a_large_dictionary_is_hashed_once_and_another_one_again() -> None:
 def test_dictionaries_with_nulls_in_them_and_of_every_index() -> None:
     values = pa.array(["a", None, "b"])
     plain = rows_digest(pa.table({"c": values.take(pa.array([0, 1, 2, 0, None]))}))
-    for index in (
-        pa.int8(),
-        pa.uint8(),
-        pa.int16(),
-        pa.uint16(),
-        pa.int32(),
-        pa.uint32(),
-        pa.int64(),
-        pa.uint64(),
-    ):
+    for index in (getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)):
         encoded = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, 0, None], index), values)
         assert rows_digest(pa.table({"c": encoded})) == plain
     nothing = pa.DictionaryArray.from_arrays(pa.array([None, None], pa.int8()), pa.array([], pa.string()))
@@ -377,55 +336,6 @@ def test_names_places_and_types_of_columns_count() -> None:
     )
 
 
-def test_nulls_are_no_values() -> None:
-    for kind, zero in ((pa.int64(), 0), (pa.string(), ""), (pa.binary(), b""), (pa.bool_(), False), (pa.float64(), 0.0),
-                       (pa.list_(pa.int64()), []), (pa.map_(pa.string(), pa.int64()), []),
-                       (pa.struct({"x": pa.int64()}), {"x": None}), (pa.date32(), 0),
-                       (pa.decimal128(10, 2), decimal.Decimal(0))):  # fmt: skip
-        different(pa.table({"c": pa.array([zero], kind)}), pa.table({"c": pa.array([None], kind)}))
-    different(
-        *(
-            pa.table({"c": pa.array([each], pa.list_(pa.int64()))})
-            for each in (None, [], [None], [None, None], [0])
-        )
-    )
-
-
-def test_what_is_nested_is_not_flat() -> None:
-    lists = pa.list_(pa.list_(pa.string()))
-    different(*(pa.table({"c": pa.array([each], lists)}) for each in (
-        [["a", "b"]], [["a"], ["b"]], [["ab"]], [["b", "a"]], [["b"], ["a"]], [["a", "b"], []], [[], ["a", "b"]],
-        [[]], [],
-    )))  # fmt: skip
-    texts = pa.struct({"x": pa.string(), "y": pa.string()})
-    different(
-        *(
-            pa.table({"c": pa.array([{"x": x, "y": y}], texts)})
-            for x, y in (("ab", ""), ("", "ab"), ("a", "b"), ("b", "a"))
-        )
-    )
-    maps = pa.map_(pa.string(), pa.int64())
-    different(*(pa.table({"c": pa.array([each], maps)}) for each in (
-        [("a", 1), ("b", 2)], [("a", 2), ("b", 1)], [("a", 1)], [("a", 1), ("b", 2), ("b", 2)], [("ab", 1)],
-    )))  # fmt: skip
-
-
-def test_the_entries_of_a_map_have_no_order() -> None:
-    maps = pa.map_(pa.string(), pa.int64())
-    one, other = (
-        pa.table({"c": pa.array([each], maps)}) for each in ([("a", 1), ("b", 2)], [("b", 2), ("a", 1)])
-    )
-    assert rows_digest(one) == rows_digest(other)
-
-
-def test_values_do_not_move_between_rows() -> None:
-    """Sums of columns would not see it."""
-    different(pa.table({"a": [1, 2], "b": ["x", "y"]}), pa.table({"a": [1, 2], "b": ["y", "x"]}))
-    nested = pa.struct({"a": pa.int64(), "b": pa.int64()})
-    rows = [[{"a": 1, "b": 1}, {"a": 2, "b": 2}], [{"a": 1, "b": 2}, {"a": 2, "b": 1}]]
-    different(*(pa.table({"c": pa.array([each], pa.list_(nested))}) for each in rows))
-
-
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
 def test_every_nan_is_one_and_zeros_are_two(kind: Any) -> None:
     bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[np.dtype(kind).itemsize]
@@ -435,43 +345,6 @@ def test_every_nan_is_one_and_zeros_are_two(kind: Any) -> None:
     different(
         *(pa.table({"c": pa.array(np.array([each], kind))}) for each in (0.0, -0.0, np.nan, np.inf, -np.inf))
     )
-
-
-@pytest.mark.parametrize("lane", [slice(0, 16), slice(16, 32)], ids=["first lane", "second lane"])
-def test_no_change_of_a_bit_is_missed_by_either_lane(lane: slice, rng: random.Random) -> None:
-    seen: dict[str, int] = {}
-    changed = 0
-    for length in (8, 1, 7, 9, 16, 40):
-        value = bytes(rng.randrange(256) for _ in range(length))
-        for bit in range(-1, 8 * length):
-            data = bytearray(value)
-            if bit >= 0:
-                data[bit >> 3] ^= 1 << (bit & 7)
-            forms = [pa.array([bytes(data)], pa.binary())]
-            if length == 8:
-                forms.append(pa.array(np.frombuffer(bytes(data), np.int64)))
-            if length == 16:
-                forms.append(
-                    pa.Array.from_buffers(pa.decimal128(38, 0), 1, [None, pa.py_buffer(bytes(data))])
-                )
-            for form in forms:
-                digest = rows_digest(pa.table({"c": form}))[lane]
-                seen[digest] = seen.get(digest, 0) + 1
-                changed += 1
-    assert len(seen) == changed
-
-
-def test_many_rows_have_many_hashes_in_either_lane(np_rng: np.random.Generator) -> None:
-    """Rows that differ in little: counted up, spread by powers of two, in two columns."""
-    numbers = np.arange(200_000, dtype=np.int64)
-    scattered = np_rng.permutation(2**20)[:200_000] << 40
-    for columns in ((numbers,), (numbers << 44,), (numbers % 500, numbers // 500), (scattered,)):
-        lanes = np.zeros((200_000, 2), np.uint64)
-        for place, column in enumerate(columns):
-            seeds = [seed_of(lane, [place]) for lane in (0, 1)]
-            row_digest.add_numbers(column.view(np.uint8), 8, False, None, 0, *seeds, lanes)
-        for lane in (0, 1):
-            assert len(np.unique(lanes[:, lane])) == 200_000
 
 
 # ------------------------------------------------------------------------------------------ never another
