@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import logging
 import random
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from event_days import (
     START,
     Counts,
     Event,
-    Sessions,
     cut,
     day,
     in_event_time,
@@ -31,13 +29,11 @@ from pieces import either_way
 
 import statebackend as sb
 from statebackend.runtime import Batch, Committed, EventTime, Incoming, Job, Runner
-from statebackend.runtime.origin import Origin
 from statebackend.runtime.progress import Stopwatch, describe
 from statebackend.testing import ManualClock
 from statebackend.types import STRING
 
 __all__ = ["either_way"]
-pytestmark = pytest.mark.usefixtures("either_way")
 
 
 class Query:
@@ -85,6 +81,7 @@ def queries(tmp_path: Path) -> Iterator[Any]:
         query.close()
 
 
+@pytest.mark.usefixtures("either_way")
 def test_progress_and_manifest_count_late_rows_and_those_ahead(queries: Any) -> None:
     for late, dropped in (("keep", 0), ("drop", 3)):
         event_time = EventTime("at", delay=MINUTE, late=late, max_ahead=60 * MINUTE)
@@ -134,12 +131,13 @@ def test_late_rows_with_a_null_key_or_in_broadcast_are_counted_as_that(queries: 
     assert batch.times.own.tolist() == batch.rows["at"].to_pylist() == [0, 5]
 
 
+@pytest.mark.usefixtures("either_way")
 def test_both_times_come_through_faults(
     queries: Any, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commits fail before or after they have happened, functions fail, the query is closed and opened."""
-    events = day(rng, 600, ordered_by_user=True)
-    batches = cut(events, 40)
+    events = day(rng, 400, ordered_by_user=True)
+    batches = cut(events, 30)
     event_time = EventTime("at", delay=DELAY // 10, late="drop", timers="in_order")
     commit = sb.CheckpointStore.commit
     faults = itertools.count()
@@ -184,23 +182,6 @@ def test_both_times_come_through_faults(
     assert run(queries("faults", Failing(), event_time)) == wanted
     assert next(faults) > 10
     assert sum(figures["numRowsLate"] for _, figures, _ in wanted) > 10
-
-
-def test_a_day_over_stores_is_the_live_day(queries: Any, rng: random.Random) -> None:
-    """As `tests/functions/test_replayed_days.py`, with restarts from deltas."""
-    events = day(rng, 400, ordered_by_user=False)
-    found = []
-    for batches in (1, 7, 60):
-        query = queries(str(batches), Sessions(), EventTime("at", delay=DELAY, timers="in_order"))
-        rows = []
-        for number, batch in enumerate(cut(events, batches)):
-            rows += rows_out(query.run(number, table_of(batch)))
-            if number % 5 == 0:
-                query.close()
-        query.close()
-        state = sb.tools.read_state(query.folder, "sessions").drop_columns("timestamp").to_pylist()
-        found.append((sorted(rows), query.times()[1], sorted(str(row) for row in state)))
-    assert found[0] == found[1] == found[2]
 
 
 class ByBoth(sb.KeyedProcessFunction):
@@ -277,17 +258,6 @@ def test_a_savepoint_of_a_running_job_without_event_time_has_the_time_of_the_clo
     made = sb.tools.savepoint(query.folder, tmp_path / "made")
     for savepoint in (live, made):
         assert (savepoint.now, savepoint.watermark) == (START, None)
-
-
-def test_a_manifest_of_another_kind_of_time_is_damaged(queries: Any, tmp_path: Path) -> None:
-    query = queries("store", Plain(), None)
-    committed = query.run(0, at(0))
-    assert committed.checkpoint.manifest.batch["time"] == "clock"
-    manifest = committed.checkpoint.manifest
-    assert json.loads(json.dumps(manifest.to_json()))["times"] == {"now": START, "watermark": None}
-    manifest.batch["time"] = 7
-    with pytest.raises(sb.CorruptCheckpointError):
-        Origin.of(manifest)
 
 
 def test_a_stream_is_idle_up_to_the_plan_of_a_batch(tmp_path: Path) -> None:

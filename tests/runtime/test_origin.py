@@ -174,13 +174,9 @@ def test_a_restart_that_is_cut_off_is_finished_and_acts_only_once(
     assert code_of(opening(on_gap="restart_from_empty"), 8, rows(("a", 10)), plan(8)) == "BATCH_GAP.NO_STATE"
     run(opening(on_gap="restart_from_empty"), 9, rows(("a", 10)), plan(9))
     assert total(opening) == 10
-    assert (
-        code_of(opening(on_gap="restart_from_empty"), 9, rows(("a", 10)), plan(8)) == "BATCH_GAP.OTHER_ROWS"
-    )
-    assert (
-        code_of(opening(on_gap="restart_from_empty"), 0, rows(("a", 10)), plan(0))
-        == "BATCH_GAP.STREAM_BEHIND"
-    )
+    for batch_id, planned, code in ((9, plan(8), "OTHER_ROWS"), (0, plan(0), "STREAM_BEHIND")):
+        again = opening(on_gap="restart_from_empty")
+        assert code_of(again, batch_id, rows(("a", 10)), planned) == f"BATCH_GAP.{code}"
 
 
 def test_a_crash_after_a_restart_begins_there_again(opening: Opening) -> None:
@@ -258,6 +254,7 @@ def test_progress_does_not_show_the_origin(opening: Opening) -> None:
         {"key": [1]},
         {"incarnation": 1},
         {"location": {}},
+        {"time": 7},
     ],
 )
 def test_an_origin_of_another_version_is_never_believed(origin: Any) -> None:
