@@ -144,13 +144,27 @@ def test_batch_of_hosts_changes_nothing_when_a_call_raises_an_exit(
     assert dict(rows_out(over.run(next_id, ROWS))) == totals
 
 
-def test_commit_stands_when_a_listener_on_a_host_raises_an_exit(query: Callable[[Job], HostQuery]) -> None:
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
+def test_commit_stands_when_a_listener_on_a_host_fails(
+    query: Callable[[Job], HostQuery], kind: type[BaseException]
+) -> None:
     over = query(job(""))
-    armed["notify_checkpoint_complete"] = KeyboardInterrupt("as told")
-    with pytest.raises(sb.HostError, match="KeyboardInterrupt: as told"):
+    armed["notify_checkpoint_complete"] = kind("as told")
+    with pytest.raises(sb.HostError, match=f"{kind.__name__}: as told"):
         over.run(0, ROWS)
     assert over.store.latest() == 0
     assert dict(rows_out(over.run(1, ROWS))) == {"ann": 2, "bob": 4}
+    assert not over.cluster.ended, "no host is lost"
+
+
+def test_commit_stands_when_a_listener_in_the_driver_fails(tmp_path: Path) -> None:
+    query = LocalQuery(tmp_path, job(""))
+    armed["notify_checkpoint_complete"] = ValueError("as told")
+    with pytest.raises(ValueError, match="as told"):
+        query.run(0, ROWS)
+    assert query.store.latest() == 0
+    assert dict(rows_out(query.run(1, ROWS))) == {"ann": 2, "bob": 4}
+    query.close()
 
 
 @pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError, Leave])
@@ -179,9 +193,13 @@ def test_error_of_a_batch_is_raised_when_its_clean_up_raises_an_exit(
     query.close()
 
 
+def harness_of_total() -> Harness:
+    return Harness(Total(), str, key="user", schema="user string, total bigint", broadcast="rule")
+
+
 @pytest.mark.parametrize("kind", EXITS)
 def test_backend_is_closed_when_close_raises_an_exit(kind: type[BaseException]) -> None:
-    harness = Harness(Total(), str, key="user", schema="user string, total bigint", broadcast="rule")
+    harness = harness_of_total()
     harness.process_batch(ROWS)
     armed["close"] = kind("as told")
     if kind is KeyboardInterrupt:
@@ -196,7 +214,7 @@ def test_backend_is_closed_when_close_raises_an_exit(kind: type[BaseException]) 
 @pytest.mark.parametrize("kind", EXITS)
 def test_harness_raises_an_exit_as_it_is(kind: type[BaseException]) -> None:
     """Test frameworks raise such to fail, skip or time out, and the user to interrupt."""
-    with Harness(Total(), str, key="user", schema="user string, total bigint", broadcast="rule") as harness:
+    with harness_of_total() as harness:
         harness.process_batch(ROWS)
         armed["generator"] = kind("as told")
         with pytest.raises(kind) as caught:

@@ -288,25 +288,23 @@ def test_what_is_known_of_later_keys_is_right(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     "ddl", ["string", "binary", "struct<a:bigint,b:string>", "struct<a:bigint,b:int,c:binary>"]
 )
-def test_many_keys_that_become_bytes_are_counted(ddl: str) -> None:
+def test_many_keys_that_become_bytes_are_counted(ddl: str, rng: random.Random) -> None:
     declared = of(ddl)
-    rng = random.Random(5)
-    numbers = [rng.randrange(400) for _ in range(3000)]
-    makes = {
+    fields = declared.types if isinstance(declared, RowType) else (declared,)
+    makes: dict[str, Callable[[int], Any]] = {
         "LONG": lambda i: i << 33,
         "INT": int,
         "STRING": lambda i: f"n{i}",
         "BYTES": lambda i: b"n%d" % i,
     }
-    fields = declared.types if isinstance(declared, RowType) else (declared,)
+    all_keys = [
+        tuple(None if i % 7 == at + 1 and at else makes[field.name](i) for at, field in enumerate(fields))
+        for i in range(400)
+    ]
+    keys = rng.choices(all_keys, k=3000)
     names = ["a", "b", "c"][: len(fields)]
-    columns = {
-        name: pa.array(
-            [None if i % 7 == at + 1 and len(fields) > 1 else makes[field.name](i) for i in numbers],
-            field.arrow,
-        )
-        for at, (name, field) in enumerate(zip(names, fields, strict=True))
-    }
+    columns = zip(names, zip(*keys, strict=True), fields, strict=True)
+    table = pa.table({name: pa.array(values, field.arrow) for name, values, field in columns})
 
     class Counts(sb.KeyedProcessFunction):
         def open(self, ctx: sb.FunctionContext) -> None:
@@ -318,8 +316,6 @@ def test_many_keys_that_become_bytes_are_counted(ddl: str) -> None:
             self.seen.add(1)
             yield self.n.value(), len(list(self.seen.get()))
 
-    table = pa.table(columns)
-    keys = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
     counts: collections.Counter[Any] = collections.Counter()
     expected = []
     for key in keys:
