@@ -97,24 +97,6 @@ def test_bytes_per_entry_at_every_moment_of_a_doubling(groups: int) -> None:
 # --- states without entries ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("value", "key"), [("long", "int"), ("bytes", "bytes"), ("object", "int"), (("list", "long"), "int")]
-)
-def test_a_state_without_entries_is_small(value: Any, key: str, traced: Callable[[], int]) -> None:
-    core = StateCore()
-    before = traced()
-    tables = [StateTable(core, key=key, value=value, max_parallelism=128) for _ in range(10)]
-    assert (traced() - before) / 10 < 100_000
-    assert core.arena.usage()["extent_bytes"] == 0
-    for table in tables:
-        table.get(1 if key == "int" else b"a")
-        table.contains(2 if key == "int" else b"b")
-    kernels.find_many(tables[0], np.arange(5) if key == "int" else (np.array([0, 1]), np.zeros(1, np.uint8)))
-    core.arena.trim()
-    assert core.arena.usage()["run_bytes"] == 0
-    assert (traced() - before) / 10 < 100_000
-
-
 def test_thirty_two_thousand_key_groups_are_cheap(traced: Callable[[], int]) -> None:
     core = StateCore()
     before = traced()

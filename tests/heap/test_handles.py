@@ -300,33 +300,6 @@ def test_iterators_go_on_while_everything_else_changes(keyed: Any, declared: t.T
     assert pairs == [(str(n), sample) for n, sample in enumerate(samples)]
 
 
-def test_a_map_expires_under_an_iterator_of_another_key() -> None:
-    clock = ManualClock()
-    with HeapBackend().create_keyed_backend(int, clock=clock) as keyed:
-        keyed.set_current_key(1)
-        counts = keyed.get_map_state(
-            MapStateDescriptor("m", int, int).enable_time_to_live(
-                StateTtlConfig(100, cleanup_in_background=False)
-            )
-        )
-        counts.put_all({n: n for n in range(4)})
-        steps = counts.items()
-        assert next(steps) == (0, 0)
-        clock.set(50)
-        keyed.set_current_key(2)
-        counts.put(9, 9)
-        assert next(steps) == (1, 1)
-        clock.set(100)
-        keyed.set_current_key(2)
-        assert list(steps) == []
-        assert (keyed.current_key, dict(counts.items())) == (2, {9: 9})
-        keyed.set_current_key(1)
-        assert counts.is_empty()
-        assert keyed.num_entries() == 2  # what was visited before it expired is still there
-        assert list(counts) == []
-        assert keyed.num_entries() == 1
-
-
 def test_a_map_that_expired_wholly_ends_its_iterators_and_one_that_was_cleared_does_not() -> None:
     clock = ManualClock()
     with HeapBackend().create_keyed_backend(int, clock=clock) as keyed:

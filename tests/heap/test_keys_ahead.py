@@ -16,7 +16,6 @@ from statebackend._core.core_probe import StateTable, bytes_of_short_key
 from statebackend._core.handles.look_ahead import _map_keys_expected
 from statebackend._core.tables.state_core import StateCore
 from statebackend.columns.codec_choice import key_codec
-from statebackend.errors import KeyGroupError, SerializationError
 from statebackend.keys import key_encoder
 
 pytestmark = pytest.mark.checked
@@ -149,47 +148,3 @@ def test_states_hold_what_was_written_in_any_order_of_keys(name: str) -> None:
             assert (tuple(current) if isinstance(current, tuple) else current) == at[0]
     assert keyed.num_entries() == 3 * len(model)
     keyed.close()
-
-
-def test_a_key_of_another_group_leaves_the_current_one() -> None:
-    declared = t.TUPLE(t.LONG, t.LONG)
-    keyed = backend_of(declared, max_parallelism=128, key_group_range=sb.KeyGroupRange(0, 63))
-    encoder, current, refused = key_encoder(declared), None, 0
-    for number in range(500):
-        key = (number, -number)
-        if encoder.key_group(key, 128) < 64:
-            keyed.set_current_key(key)
-            current = key
-            continue
-        with pytest.raises(KeyGroupError, match="does not serve"):
-            keyed.set_current_key(key)
-        refused += 1
-        if current is not None:
-            assert keyed.current_key == current
-    assert refused > 100
-    with pytest.raises(SerializationError):
-        keyed.set_current_key((1, "x"))
-    assert keyed.current_key == current
-    keyed.close()
-
-
-def test_a_clock_that_closes_the_backend_ends_the_run() -> None:
-    class Closing:
-        left = 10**9
-
-        def now(self) -> int:
-            self.left -= 1
-            if not self.left:
-                keyed.close()
-            return 1000
-
-    clock = Closing()
-    keyed = backend_of(t.LONG, clock=clock)
-    count = keyed.get_value_state(sb.ValueStateDescriptor("count", t.LONG))
-    for key in keyed.each(range(1000, 200_000)):
-        count.update(key)
-    clock.left = 300
-    seen: list[Any] = []
-    with pytest.raises(sb.ClosedError):
-        seen.extend((key, count.value()) for key in keyed.each(range(1000, 2000)))
-    assert 0 < len(seen) <= 300

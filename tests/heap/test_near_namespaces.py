@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from statebackend.backends.heap import HeapBackend
+from statebackend.backends.heap import keyed as keyed_module
+from statebackend.errors import StateBackendError
 from statebackend.keys import VOID, TimeWindow, encode_namespace
 from statebackend.state import ValueStateDescriptor
 
@@ -21,19 +23,6 @@ def keyed() -> Iterator[Any]:
     with HeapBackend(threads=1).create_keyed_backend(int, max_parallelism=4) as keyed:
         keyed.set_current_key(1)
         yield keyed
-
-
-def count_encodings(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    from statebackend.backends.heap import keyed as module
-
-    given: list[Any] = []
-
-    def encode(namespace: Any) -> bytes:
-        given.append(namespace)
-        return encode_namespace(namespace)
-
-    monkeypatch.setattr(module, "encode_namespace", encode)
-    return given
 
 
 def place_of(namespace: Any) -> int:
@@ -52,9 +41,10 @@ def windows_that_fit() -> list[TimeWindow]:
 
 
 def test_windows_in_turn_are_encoded_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    from statebackend.backends.heap import HeapBackend
-
-    given = count_encodings(None, monkeypatch)
+    given: list[Any] = []
+    monkeypatch.setattr(
+        keyed_module, "encode_namespace", lambda each: given.append(each) or encode_namespace(each)
+    )
     with HeapBackend(threads=1).create_keyed_backend(int) as keyed:
         keyed.set_current_key(1)
         state = keyed.get_value_state(ValueStateDescriptor("s", int))
@@ -83,8 +73,6 @@ def test_equal_objects_of_other_types_are_other_namespaces(keyed: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [1.0, None, [1], {}])
 def test_what_is_no_namespace_is_refused_though_it_equals_one(keyed: Any, wrong: Any) -> None:
-    from statebackend.errors import StateBackendError
-
     for _ in range(3):
         keyed.set_current_namespace(1)
         with pytest.raises((StateBackendError, TypeError)):
@@ -117,11 +105,14 @@ def test_a_number_that_went_to_another_namespace_is_not_used(keyed: Any) -> None
 
 
 def test_few_namespaces_are_kept_and_no_long_ones(keyed: Any) -> None:
-    window_count = sum(isinstance(each, TimeWindow) for each in gc.get_objects())
+    def windows() -> int:
+        return sum(type(each) is TimeWindow for each in gc.get_objects())
+
+    before = windows()
     for start in range(5_000):
         keyed.set_current_namespace(TimeWindow(start, start + 1))
     # TimeWindows are not tracked one by one everywhere; names are counted instead.
-    assert sum(isinstance(each, TimeWindow) for each in gc.get_objects()) - window_count <= 257
+    assert windows() - before <= 257
     for number in range(300):
         keyed.set_current_namespace("long" * 1_000 + str(number))
         assert keyed.current_namespace == "long" * 1_000 + str(number)

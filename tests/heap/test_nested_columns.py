@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from arrow_layouts import laid_out
+from arrow_layouts import DEEP, laid_out
 from hypothesis import example, given
 from hypothesis import strategies as st
 from type_strategies import key_types, scalar_key_types, values_of
@@ -92,45 +92,6 @@ def nested_columns(draw: st.DrawFn) -> tuple[t.Type, list[Any]]:
     return declared, draw(st.lists(st.none() | values_of(declared), min_size=1, max_size=8))
 
 
-def relaid(array: pa.Array, declared: t.Type) -> pa.Array:
-    """The same values in other layouts of Arrow: wide offsets, views, dictionaries, other orders of fields."""
-    name = declared.name
-    if name in ("STRING", "BYTES"):
-        if len(array) % 2:
-            return array.dictionary_encode()
-        views = pa.string_view(), pa.binary_view()
-        return array.cast(views[name == "BYTES"] if len(array) % 4 else getattr(pa, f"large_{array.type}")())
-    if name in ("INT", "SHORT", "BYTE"):
-        return array.cast(pa.int64())
-    if name == "FLOAT":
-        return array.cast(pa.float64())
-    if isinstance(declared, t.DecimalType):
-        wider = pa.decimal256(declared.precision + 2, declared.scale + 1)
-        return array.cast(wider if len(array) % 2 else pa.decimal256(declared.precision, declared.scale))
-    valid = array.is_valid()
-    bits = pa.py_buffer(np.packbits(valid.to_numpy(zero_copy_only=False), bitorder="little"))
-    if isinstance(declared, (t.TupleType, t.RowType)):
-        order = list(range(len(declared.types)))
-        if isinstance(declared, t.RowType):
-            order.reverse()
-        children = [relaid(array.field(i), declared.types[i]) for i in order]
-        names = [array.type.field(i).name for i in order]
-        mask = array.is_null()
-        return pa.StructArray.from_arrays(children, names=names, mask=mask)
-    if isinstance(declared, t.ListType):
-        values = relaid(array.values, declared.element)
-        offsets = pa.py_buffer(array.offsets.to_numpy().astype(np.int64))
-        wide = pa.large_list(values.type)
-        return pa.Array.from_buffers(wide, len(array), [bits, offsets], children=[values])
-    if isinstance(declared, t.MapType):
-        keys, items = relaid(array.keys, declared.key), relaid(array.items, declared.value)
-        arrow = pa.map_(keys.type, items.type)
-        entries = pa.Array.from_buffers(arrow.field(0).type, len(keys), [None], children=[keys, items])
-        offsets = pa.py_buffer(array.offsets.to_numpy())
-        return pa.Array.from_buffers(arrow, len(array), [bits, offsets], children=[entries])
-    return array
-
-
 @given(nested_columns())
 @example((t.LIST(t.BOOL), [[True, None] * 9, None, [], [False]]))
 @example((t.LIST(t.LIST(t.LIST(t.LIST(t.LIST(t.STRING))))), [[[[[["a", None], None]]]], None]))
@@ -145,7 +106,8 @@ def test_nested_columns_hold_what_the_serializer_writes(drawn: tuple[t.Type, lis
     twice = pa.concat_arrays([array, array])
     assert stored_rows(array, declared) == expected
     assert stored_rows(twice[1:], declared) == expected[1:] + expected
-    assert stored_rows(relaid(array, declared), declared) == expected
+    for layout in ("large", "view", "other"):
+        assert stored_rows(laid_out(array, declared, layout), declared) == expected
     chunked = pa.chunked_array([array[:1], array[1:], array[:0]])
     for form in (chunked, array.slice(0), values):
         column = value_column(form, declared)
@@ -281,11 +243,6 @@ REFUSED: list[tuple[Any, t.Type]] = [
     (pa.array([[1, None, 300]]), t.LIST(t.BYTE)),
     (pa.array([[1.5]]), t.LIST(t.LONG)),
     (pa.array([[True]]), t.LIST(t.LONG)),
-    (pa.array([[1]]), t.LIST(t.BOOL)),
-    (pa.array([["a"]]), t.LIST(t.BYTES)),
-    (pa.array([[b"a"]]), t.LIST(t.STRING)),
-    (pa.array([[2**53 + 1]]), t.LIST(t.DOUBLE)),
-    (pa.array([[1e300]]), t.LIST(t.FLOAT)),
     (pa.array([{"a": ["x"], "c": 1}]), t.ROW(a=t.LIST(t.STRING), b=t.LONG)),
     (pa.array([{"a": ["x"]}]), t.ROW(a=t.LIST(t.STRING), b=t.LONG)),
     (pa.array([{"a": ["x"]}]), t.TUPLE(t.LIST(t.STRING), t.LONG)),
@@ -293,8 +250,6 @@ REFUSED: list[tuple[Any, t.Type]] = [
     (pa.array([1]), t.LIST(t.LONG)),
     (pa.array([[decimal.Decimal("1.005")]]), t.LIST(t.DECIMAL(10, 2))),
     (pa.array([[decimal.Decimal("123.4")]]), t.LIST(t.DECIMAL(3, 1))),
-    (pa.array([[1]], pa.list_(pa.timestamp("us"))), t.LIST(t.TIMESTAMP)),
-    (pa.array([[1]], pa.list_(pa.timestamp("us", "UTC"))), t.LIST(t.TIMESTAMP_NTZ)),
     (FAR, t.LIST(t.TIMESTAMP)),
     (pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), text(b"ok\xff", 2, 3)), t.LIST(t.STRING)),
     (pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), text(b"\xed\xa0\x80", 3)), t.LIST(t.STRING)),
@@ -424,8 +379,8 @@ def test_parts_do_not_take_buffers_that_are_too_short() -> None:
             part()
 
 
-def test_a_million_rows() -> None:
-    count = 1_000_000
+def test_many_rows() -> None:
+    count = 300_000
     numbers = pa.array(np.arange(count), mask=np.arange(count) % 5 == 0)
     names = pa.array([f"n{i % 1000}" for i in range(count)])
     ends = pa.array(np.arange(0, count + 1, 2, dtype=np.int32))
@@ -443,7 +398,7 @@ def test_a_million_rows() -> None:
     assert back.equals(column.cast(declared.arrow))
     read = serializer_for(declared).deserialize
     offsets, data = runs
-    for row in range(0, count, 99_991):
+    for row in range(0, count, 29_989):
         stored = read(data[offsets[row] : offsets[row + 1]].tobytes())
         found = column[row].as_py()
         assert (list(stored.m.items()), stored.l, stored.n) == (found["m"], found["l"], found["n"])
@@ -465,7 +420,7 @@ def test_composite_keys_have_the_forms_of_single_keys(drawn: tuple[t.Type, list[
     encoder = key_encoder(declared)
     expected = [encoder.encode(key) for key in keys]
     array = to_arrow(keys, declared)
-    for form in (array, relaid(array, declared), pa.concat_arrays([array[:1], array])[1:]):
+    for form in (laid_out(array, declared, layout) for layout in ("plain", "sliced", *DEEP[1:])):
         assert split(encoded_keys(OnlySingle(encoder), form)) == expected  # type: ignore[arg-type]
     assert split(encoded_keys(encoder, keys)) == expected
     back = decoded_keys(OnlySingle(encoder), joined(expected))  # type: ignore[arg-type]
@@ -474,8 +429,8 @@ def test_composite_keys_have_the_forms_of_single_keys(drawn: tuple[t.Type, list[
 
 
 @pytest.mark.parametrize("alphabet", ["ab", "aé€😀"])
-@pytest.mark.parametrize("arrow", [pa.string(), pa.large_string()])
-def test_keys_with_text_of_any_length(alphabet: str, arrow: pa.DataType) -> None:
+@pytest.mark.parametrize("layout", ["plain", "large"])
+def test_keys_with_text_of_any_length(alphabet: str, layout: str) -> None:
     rng = random.Random(3)
     texts = ["".join(rng.choices(alphabet, k=length)) for length in [*range(80), 15, 16, 17, 500, 0]]
     declared = t.TUPLE(t.LONG, t.STRING, t.TUPLE(t.STRING, t.INT))
@@ -487,22 +442,7 @@ def test_keys_with_text_of_any_length(alphabet: str, arrow: pa.DataType) -> None
         )
         for i, text in enumerate(texts)
     ]
-    inner = [key[2] or (None, None) for key in keys]
-    column = pa.StructArray.from_arrays(
-        [
-            pa.array([key[0] for key in keys]),
-            pa.array([key[1] for key in keys], arrow),
-            pa.StructArray.from_arrays(
-                [
-                    pa.array([text for text, _ in inner], arrow),
-                    pa.array([number for _, number in inner], pa.int32()),
-                ],
-                ["_1", "_2"],
-                mask=pa.array([key[2] is None for key in keys]),
-            ),
-        ],
-        ["_1", "_2", "_3"],
-    )
+    column = laid_out(to_arrow(keys, declared), declared, layout)
     encoder = key_encoder(declared)
     expected = [encoder.encode(key) for key in keys]
     for start in (0, 1, 9, len(keys)):

@@ -33,7 +33,7 @@ def no_python(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, None)
 
 
-@pytest.mark.sampled(80)
+@pytest.mark.sampled(50)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("sort", SORTS)
 def test_columns_of_every_type_and_layout(sort: str, layout: str, rng: random.Random) -> None:
@@ -52,7 +52,7 @@ def test_columns_of_every_type_and_layout(sort: str, layout: str, rng: random.Ra
         assert entries.get_many(np.arange(count), np.arange(count)).null_count == 2
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("sort", SORTS_OF_KEYS)
 def test_columns_of_keys(sort: str, layout: str, rng: random.Random) -> None:
@@ -78,6 +78,7 @@ def contents(keyed: Any, given: Sample, states: list[Any]) -> list[pa.Array]:
     return found
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("sort", SORTS)
 def test_checkpoints_and_savepoints(sort: str, tmp_path: Path, rng: random.Random) -> None:
     """A base, a delta and a savepoint, and what is restored from them."""
