@@ -37,19 +37,8 @@ def test_a_wrong_result_is_noticed(backend: str, kind: str) -> None:
 def test_a_run_renews_the_page(tmp_path: Path) -> None:
     run, page = tmp_path / "run.json", tmp_path / "rocksdb.md"
     page.write_text(PAGE)
-    small = [
-        "--entries",
-        "1",
-        "20",
-        "--total",
-        "40",
-        "--least-keys",
-        "2",
-        "--samples",
-        "2",
-        "--seconds",
-        "0.001",
-    ]
+    sizes = ["--entries", "1", "20", "--total", "40", "--least-keys", "2"]
+    small = [*sizes, "--samples", "2", "--seconds", "0.001"]
     assert main([*small, "--out", str(run)]) == 0
     rows = json.loads(run.read_text())["rows"]
     assert len(rows) == 2 * 2 * 2 * len(KINDS)

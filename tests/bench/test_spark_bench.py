@@ -26,6 +26,16 @@ def said(ms: list[int], rows: int, **parts: list[float]) -> dict[str, Any]:
     return {"batches": [{"rows": rows, "ms": each} for each in ms], "parts": progress}
 
 
+def write_run(folder: Path, count: int, runs: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    run = {
+        "machine": {"processor": "a processor", "cores": 2, "python": "3.11"},
+        "arguments": {"rows": count, "keys": 5, "small_rows": 7, "small_keys": 3, "batches": 1, "warmup": 1},
+        "session": {"spark": "4.3", "java": "17", "collector": "G1", "cores": 2, "heap": "4g"},
+        "statebackend": "0.1",
+    }
+    (folder / "run.json").write_text(json.dumps({**run, "runs": runs, "rows": rows}))
+
+
 def test_parts_are_medians_after_the_warm_up_and_the_rest_is_sparks() -> None:
     whole, parts = batch_parts(said([900, 100, 120, 110], 10, function=[9, 30, 40, 50], sink=[9, 5, 5, 5]), 1)
     assert whole == 110
@@ -55,11 +65,7 @@ def test_a_run_becomes_the_page(tmp_path: Path) -> None:
             "target": 5.0,
         }
     ]
-    machine = {"processor": "a processor", "cores": 2, "python": "3.11"}
-    args = {"rows": 2_000_000, "keys": 5, "small_rows": 7, "small_keys": 3, "batches": 1, "warmup": 1}
-    session = {"spark": "4.3", "java": "17", "collector": "G1", "cores": 2, "heap": "4g"}
-    run = {"machine": machine, "arguments": args, "session": session, "statebackend": "0.1", "runs": runs}
-    (tmp_path / "run.json").write_text(json.dumps({**run, "rows": rows}))
+    write_run(tmp_path, 2_000_000, runs, rows)
     page = tmp_path / "spark.md"
     page.write_text((ROOT / "docs/performance/spark.md").read_text())
     for _ in range(2):  # a page that was renewed can be renewed
@@ -93,11 +99,7 @@ def test_a_run_of_hosts_renews_its_own_tables_alone(tmp_path: Path) -> None:
         }
         for name in ("two hosts", "one host", "four hosts")
     ]
-    machine = {"processor": "a processor", "cores": 2, "python": "3.11"}
-    args = {"rows": 1000, "keys": 5, "small_rows": 7, "small_keys": 3, "batches": 1, "warmup": 1}
-    session = {"spark": "4.3", "java": "17", "collector": "G1", "cores": 2, "heap": "4g"}
-    run = {"machine": machine, "arguments": args, "session": session, "statebackend": "0.1", "runs": runs}
-    (tmp_path / "run.json").write_text(json.dumps({**run, "rows": rows}))
+    write_run(tmp_path, 1000, runs, rows)
     page = tmp_path / "spark.md"
     before = (ROOT / "docs/performance/spark.md").read_text()
     page.write_text(before)

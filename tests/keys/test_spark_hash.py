@@ -6,10 +6,8 @@ import datetime
 import decimal
 from typing import Any
 
-import numpy as np
 import pytest
 
-from statebackend import types as t
 from statebackend.keys import KeyEncoder, key_encoder
 
 pytestmark = pytest.mark.checked
@@ -91,19 +89,3 @@ def test_hashes_recorded_from_spark(spec: Any, key: Any, wanted: int) -> None:
 def test_the_key_group_recorded_from_spark() -> None:
     assert key_encoder("bigint").key_group(-1, 128) == 41
     assert key_groups.HashPlan("int64").key_group_of_int(-1, 128) == 41
-
-
-def test_spark_keys_are_spread_evenly() -> None:
-    groups = key_groups.HashPlan("int64").key_groups_of_ints(np.arange(2_000_000), 128)
-    counts = np.bincount(groups, minlength=128)
-    assert counts.min() > 15_000
-    assert counts.max() < 16_200
-
-
-def test_types_of_one_value_differ_where_spark_differs() -> None:
-    hashes = {
-        spec: key_encoder(spec).spark_hash(key_encoder(spec).encode(1))
-        for spec in ("bigint", "int", "double", "float")
-    }
-    assert len(set(hashes.values())) == 4
-    assert key_encoder(t.DECIMAL(18, 0)).spark_hash(1) == hashes["bigint"]

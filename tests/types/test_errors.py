@@ -13,13 +13,6 @@ from statebackend import errors
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 
 
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_every_error_has_its_own_code_and_one_root(cls: type[errors.StateBackendError]) -> None:
-    assert issubclass(cls, errors.StateBackendError)
-    assert cls("x").code == cls.default_code
-    assert [other for other in CLASSES if other.default_code == cls.default_code] == [cls]
-
-
 def test_all_names_every_error_of_the_module() -> None:
     defined = {name for name, value in vars(errors).items() if inspect.isclass(value) and name[0] != "_"}
     assert {name for name in defined if issubclass(getattr(errors, name), Exception)} == set(errors.__all__)
@@ -38,7 +31,10 @@ def test_outer_layers_put_their_place_in_front() -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_errors_pickle(cls: type[errors.StateBackendError]) -> None:
+def test_an_error_has_its_own_code_and_pickles(cls: type[errors.StateBackendError]) -> None:
+    assert issubclass(cls, errors.StateBackendError)
+    assert cls("x").code == cls.default_code
+    assert [other for other in CLASSES if other.default_code == cls.default_code] == [cls]
     error = cls("what", code="A.B", detail="where", hint="do")
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         copy = pickle.loads(pickle.dumps(error, protocol))

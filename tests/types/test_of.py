@@ -164,10 +164,9 @@ def test_records_remember_their_class() -> None:
 
 
 def test_returning_needs_the_same_fields() -> None:
-    with pytest.raises(UsageError, match="does not have the fields of the ROW"):
-        t.ROW(y=t.LONG, label=t.STRING).returning(Point)
-    with pytest.raises(UsageError, match="does not have the fields of the ROW"):
-        t.ROW(x=t.LONG).returning(int)
+    for row, cls in ((t.ROW(y=t.LONG, label=t.STRING), Point), (t.ROW(x=t.LONG), int)):
+        with pytest.raises(UsageError, match="does not have the fields of the ROW"):
+            row.returning(cls)
 
 
 def test_a_mutable_record_cannot_be_a_map_key() -> None:
@@ -264,17 +263,19 @@ def test_a_bottomless_configuration_is_refused() -> None:
         t.from_config(config)
 
 
-def test_bad_constructor_arguments_are_refused() -> None:
-    with pytest.raises(UsageError, match="precision or scale"):
-        t.DECIMAL(39, 0)
-    with pytest.raises(UsageError, match="precision or scale"):
-        t.DECIMAL(5, 6)
-    with pytest.raises(UsageError, match="at least one field"):
-        t.ROW()
-    with pytest.raises(UsageError, match="at least one field"):
-        t.TUPLE()
-    with pytest.raises(UsageError, match="two fields of the same name"):
-        t.of(pa.struct([("a", pa.int64()), ("a", pa.int64())]))
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: t.DECIMAL(39, 0), "precision or scale"),
+        (lambda: t.DECIMAL(5, 6), "precision or scale"),
+        (t.ROW, "at least one field"),
+        (t.TUPLE, "at least one field"),
+        (lambda: t.of(pa.struct([("a", pa.int64()), ("a", pa.int64())])), "two fields of the same name"),
+    ],
+)
+def test_bad_constructor_arguments_are_refused(make: Any, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        make()
 
 
 def test_widths() -> None:

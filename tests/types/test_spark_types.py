@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from processes import run
 
 from statebackend import types as t
 from statebackend.errors import UsageError
@@ -59,16 +58,6 @@ def test_spark_types_without_stored_form_are_refused(name: str, spark_types: Any
 def test_a_collated_string_is_refused(spark_types: Any) -> None:
     with pytest.raises(UsageError, match="collation UTF8_LCASE is not supported"):
         t.of(spark_types.StringType("UTF8_LCASE"))
-
-
-def test_types_do_not_import_pyspark() -> None:
-    code = (
-        "import sys\n"
-        "from statebackend import types, serializers, keys, key_groups\n"
-        "types.of('struct<a:bigint>')\n"
-        "assert not {'pyspark', 'py4j', 'pandas'} & set(sys.modules)\n"
-    )
-    run(code)
 
 
 @pytest.mark.spark
