@@ -6,6 +6,7 @@ the action that failed.
 
 from __future__ import annotations
 
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -62,6 +63,31 @@ class Buffer(Protocol):
     """An object whose bytes lie in one place, such as bytes, memoryviews and Arrow's buffers."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+class SeekableFile(io.RawIOBase):
+    """A file of ``size`` bytes that Arrow reads from any position. A subclass reads at `_at`, and moves it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if start + offset < 0:
+            raise ValueError("there is nothing before the start of a file")
+        self._at = start + offset
+        return self._at
 
 
 class Fenced(Exception):

@@ -33,15 +33,16 @@ last request, and the end of the object, which Arrow reads first.
 from __future__ import annotations
 
 import errno
-import io
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 
 import pyarrow as pa
 
 from statebackend.checkpoint.files.addresses import parse_object_address, without_secrets
-from statebackend.checkpoint.files.interface import Buffer, FileSink, StoreFiles, Taken
+from statebackend.checkpoint.files.interface import Buffer, FileSink, SeekableFile, StoreFiles, Taken
 from statebackend.checkpoint.files.layout import (
     CHECKPOINTS,
     DATA,
@@ -59,7 +60,7 @@ LEAST = 1 << 20
 MOST_AHEAD = 4 << 20
 
 
-class RangedFile(io.RawIOBase):
+class RangedFile(SeekableFile):
     """A seekable file of ``size`` bytes over ``fetch(start, end)``, which makes one request.
 
     >>> made = []
@@ -70,34 +71,14 @@ class RangedFile(io.RawIOBase):
     """
 
     def __init__(self, fetch: Callable[[int, int], Buffer], size: int) -> None:
+        super().__init__(size)
         self._fetch = fetch
-        self._size = size
-        self._at = 0
         #: Where the last request ended, and how much it asked for at least.
         self._next = -1
         self._ahead = LEAST
         #: Pieces of the object by where they begin: the one read last, and its end.
         self._last: tuple[int, memoryview] = (0, memoryview(b""))
         self._tail: tuple[int, memoryview] = (size, memoryview(b""))
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        if start + offset < 0:
-            raise ValueError("there is nothing before the start of a file")
-        self._at = start + offset
-        return self._at
-
-    def readall(self) -> bytes:
-        return bytes(self.read())
 
     def readinto(self, buffer: Buffer) -> int:
         target = memoryview(buffer).cast("B")
@@ -181,9 +162,8 @@ class ObjectSink(FileSink):
             return
         self._may_be_there = False
         try:
-            self._calls.delete(self._path)
-        except FileNotFoundError:
-            pass
+            with suppress(FileNotFoundError):
+                self._calls.delete(self._path)
         except (OSError, UsageError) as error:
             _log.warning("an abandoned object stays until the store is next opened: %s", error)
 
@@ -211,7 +191,7 @@ class ObjectFiles(StoreFiles):
         self._is_tried_out = single_writer
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _made, (self._uri, self._calls, self._single_writer)
+        return partial(ObjectFiles, single_writer=self._single_writer), (self._uri, self._calls)
 
     def __repr__(self) -> str:
         return f"ObjectFiles({self.uri!r})"
@@ -228,16 +208,14 @@ class ObjectFiles(StoreFiles):
         return self._calls.get(self._path(name))
 
     def size(self, name: str) -> int | None:
-        try:
+        with suppress(FileNotFoundError):
             return self._calls.head(self._path(name)).size
-        except FileNotFoundError:
-            return None
+        return None
 
     def modified(self, name: str) -> float:
-        try:
+        with suppress(FileNotFoundError):
             return self._calls.head(self._path(name)).modified
-        except FileNotFoundError:
-            return 0.0
+        return 0.0
 
     def names(self, folder: str) -> list[str]:
         # A service with folders of its own may list one as an object, too.
@@ -271,10 +249,8 @@ class ObjectFiles(StoreFiles):
         pass  # an object and its name are durable once its upload is acknowledged
 
     def remove(self, name: str) -> None:
-        try:
+        with suppress(FileNotFoundError):
             self._calls.delete(self._path(name))
-        except FileNotFoundError:
-            pass
 
     # --- the writer ---
 
@@ -299,17 +275,13 @@ class ObjectFiles(StoreFiles):
             if error.errno != errno.ENOTSUP:
                 raise
         finally:
-            self._remove_probe(path)
+            try:
+                with suppress(FileNotFoundError):
+                    self._calls.delete(path)
+            except OSError as error:
+                _log.warning("an object that was created to try out the service stays: %s", error)
         if not refuses:
             raise self._no_exclusion("it does not refuse to create an object of a name that is taken")
-
-    def _remove_probe(self, path: str) -> None:
-        try:
-            self._calls.delete(path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            _log.warning("an object that was created to try out the service stays: %s", error)
 
     def _no_exclusion(self, reason: str) -> UsageError:
         return UsageError(
@@ -376,7 +348,3 @@ class ObjectFiles(StoreFiles):
 
     def release(self, epoch: int) -> None:
         pass
-
-
-def _made(uri: str, calls: ObjectCalls, single_writer: bool) -> ObjectFiles:
-    return ObjectFiles(uri, calls, single_writer=single_writer)

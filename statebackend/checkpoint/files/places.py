@@ -40,28 +40,30 @@ _TOKEN = 8
 class Place(ABC):
     """A folder, or a path in a bucket. Names are relative to it, with slashes. System errors come as `OSError`."""
 
-    #: The address without secrets, for messages.
-    uri: str
+    def __init__(self, files: StoreFiles) -> None:
+        self._files = files
+        #: The address without secrets, for messages.
+        self.uri = files.uri
 
-    @abstractmethod
     def prepare(self, folder: str = "") -> None:
-        """Make the folder, durably, if there are folders here and it is not there."""
+        """Make the folder, durably, if there are folders here and it does not exist."""
+        self._files.make_folder(folder)
 
-    @abstractmethod
     def size(self, name: str) -> int | None:
         """The file's size in bytes; None if there is no such file."""
+        return self._files.size(name)
 
-    @abstractmethod
     def names(self, folder: str = "") -> list[str]:
         """The names in a folder, sorted; none if there is no such folder."""
+        return self._files.names(folder)
 
-    @abstractmethod
     def open_input(self, name: str) -> pa.NativeFile:
-        """The file as a seekable ``pyarrow.NativeFile``; `FileNotFoundError` if it is not there."""
+        """The file as a seekable ``pyarrow.NativeFile``; `FileNotFoundError` if it does not exist."""
+        return self._files.open_input(name)
 
-    @abstractmethod
     def address(self, name: str) -> str:
         """The file's path or uri in the form that other programs take."""
+        return self._files.address(name)
 
     @abstractmethod
     def adopt(self, name: str, source: StoreFiles, source_name: str) -> str | None:
@@ -82,9 +84,9 @@ class Place(ABC):
         In an object store, the second of two that write the same content succeeds, too.
         """
 
-    @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a file, durably; do nothing if it is gone already."""
+        self._files.remove(name)
 
     def tidy(self, name: str) -> None:  # noqa: B027 - where nothing can be left, there is nothing to do
         """Remove what a process that was killed while it made this name may have left beside it."""
@@ -97,38 +99,21 @@ class PosixPlace(Place):
     """A folder. Programs that list it skip names with a dot in front, which files have while they are written."""
 
     def __init__(self, root: str, calls: PosixCalls | None = None) -> None:
-        self.uri = root
         self._calls = PosixCalls() if calls is None else calls
-        #: Makes folders, and lists and reads them, as it does for a store.
-        self._files = PosixFiles(root, self._calls)
+        super().__init__(PosixFiles(root, self._calls))
         self._has_tidied = False
 
     def __reduce__(self) -> tuple[object, ...]:
         return PosixPlace, (self.uri, self._calls)
 
-    def _path(self, name: str) -> str:
-        return f"{self.uri}/{name}" if name else self.uri
-
-    def prepare(self, folder: str = "") -> None:
-        self._files.make_folder(folder)
-
-    def size(self, name: str) -> int | None:
-        return self._files.size(name)
-
     def names(self, folder: str = "") -> list[str]:
         return [name for name in self._files.names(folder) if not name.startswith(".")]
-
-    def open_input(self, name: str) -> pa.NativeFile:
-        return self._files.open_input(name)
-
-    def address(self, name: str) -> str:
-        return self._path(name)
 
     def adopt(self, name: str, source: StoreFiles, source_name: str) -> str | None:
         if not isinstance(source, PosixFiles):
             return None
         try:
-            self._calls.link(source.address(source_name), self._path(name))
+            self._calls.link(source.address(source_name), self.address(name))
         except OSError as error:
             if error.errno in _NOT_HERE:
                 return None
@@ -141,13 +126,13 @@ class PosixPlace(Place):
         if not self._has_tidied:
             self.tidy(name)  # the process before, if it was killed here, was about to make this same name
             self._has_tidied = True
-        aside = self._path(_joined(folder, f".{base_name}.{secrets.token_hex(_TOKEN)}"))
+        aside = self.address(_joined(folder, f".{base_name}.{secrets.token_hex(_TOKEN)}"))
         sink = PosixSink(self._calls, aside)
         try:
             for chunk in chunks:
                 sink.write(chunk)
             sink.finish()
-            self._appear(aside, self._path(name))
+            self._appear(aside, self.address(name))
         finally:
             sink.abandon()  # what has appeared has another name by now
         self._sync_around(name)
@@ -164,7 +149,7 @@ class PosixPlace(Place):
                 self._files.remove(_joined(folder, left))
 
     def settle(self, name: str) -> None:
-        self._calls.sync_file(self._path(name))
+        self._calls.sync_file(self.address(name))
         self._sync_around(name)
 
     def _appear(self, aside: str, path: str) -> None:
@@ -182,11 +167,11 @@ class PosixPlace(Place):
                 self._calls.rename(aside, path)
 
     def _sync_around(self, name: str) -> None:
-        self._calls.sync_folder(os.path.dirname(self._path(name)))
+        self._calls.sync_folder(os.path.dirname(self.address(name)))
 
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):
-            self._calls.remove(self._path(name))
+            self._calls.remove(self.address(name))
         with suppress(FileNotFoundError):
             self._sync_around(name)
 
@@ -199,8 +184,7 @@ class ObjectPlace(Place):
     ) -> None:
         self._given = (uri, dict(options or {}))
         self._calls = ObjectCalls(uri, options) if calls is None else calls
-        self._files = ObjectFiles(uri, self._calls, single_writer=True)
-        self.uri = self._files.uri
+        super().__init__(ObjectFiles(uri, self._calls, single_writer=True))
 
     def __reduce__(self) -> tuple[object, ...]:
         uri, options = self._given
@@ -208,21 +192,6 @@ class ObjectPlace(Place):
 
     def _path(self, name: str) -> str:
         return "/".join(filter(None, (parse_object_address(self._given[0]).root, name)))
-
-    def prepare(self, folder: str = "") -> None:
-        pass  # object names need no folders
-
-    def size(self, name: str) -> int | None:
-        return self._files.size(name)
-
-    def names(self, folder: str = "") -> list[str]:
-        return self._files.names(folder)
-
-    def open_input(self, name: str) -> pa.NativeFile:
-        return self._files.open_input(name)
-
-    def address(self, name: str) -> str:
-        return self._files.address(name)
 
     def adopt(self, name: str, source: StoreFiles, source_name: str) -> str | None:
         if not isinstance(source, ObjectFiles):
@@ -262,9 +231,6 @@ class ObjectPlace(Place):
                 raise error from None
             if found != content:  # else it is the answer to a repetition of what has been done
                 raise FileExistsError(errno.EEXIST, "an object of this name exists", path) from None
-
-    def remove(self, name: str) -> None:
-        self._files.remove(name)
 
 
 def _joined(folder: str, name: str) -> str:

@@ -86,16 +86,13 @@ class PosixSink(FileSink):
             self._calls.close(descriptor)
 
     def abandon(self) -> None:
-        try:
+        with suppress(OSError):  # its content no longer matters
             self._close()
-        except OSError:
-            pass  # its content no longer matters
         if self._there:
             self._there = False
             try:
-                self._calls.remove(self._path)
-            except FileNotFoundError:
-                pass
+                with suppress(FileNotFoundError):
+                    self._calls.remove(self._path)
             except OSError as error:
                 _log.warning("an abandoned file stays until the store is next opened: %s", error)
 
@@ -128,23 +125,20 @@ class PosixFiles(StoreFiles):
         return self._calls.read(self._path(name))
 
     def size(self, name: str) -> int | None:
-        try:
+        with suppress(FileNotFoundError, NotADirectoryError):
             status = self._calls.status(self._path(name))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return None if status.is_folder else status.size
+            return None if status.is_folder else status.size
+        return None
 
     def modified(self, name: str) -> float:
-        try:
+        with suppress(FileNotFoundError, NotADirectoryError):
             return self._calls.status(self._path(name)).modified
-        except (FileNotFoundError, NotADirectoryError):
-            return 0.0
+        return 0.0
 
     def names(self, folder: str) -> list[str]:
-        try:
+        with suppress(FileNotFoundError, NotADirectoryError):
             return sorted(self._calls.names(self._path(folder)))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        return []
 
     def open_input(self, name: str, size: int | None = None) -> pa.NativeFile:
         return self._calls.open_input(self._path(name))
@@ -161,10 +155,9 @@ class PosixFiles(StoreFiles):
         return PosixSink(self._calls, self._path(name))
 
     def room(self) -> int | None:
-        try:
+        with suppress(OSError):
             return self._calls.free_space(self._root)
-        except OSError:
-            return None
+        return None
 
     def make_folder(self, folder: str, *, durably: bool = True) -> None:
         path = self._path(folder)
@@ -176,10 +169,8 @@ class PosixFiles(StoreFiles):
         self._calls.sync_folder(self._path(folder))
 
     def remove(self, name: str) -> None:
-        try:
+        with suppress(FileNotFoundError):
             self._calls.remove(self._path(name))
-        except FileNotFoundError:
-            pass
 
     # --- the writer ---
 
@@ -255,10 +246,8 @@ class PosixFiles(StoreFiles):
                 continue
             if self._newest_epoch() == epoch:
                 return epoch
-            try:
+            with suppress(FileNotFoundError):  # the newer writer may have fenced it already
                 self._calls.remove_folder(folder)
-            except FileNotFoundError:
-                pass  # the newer writer has fenced it already
         raise OSError(errno.EBUSY, "no epoch can be taken: others take each one first")
 
     def _newest_epoch(self) -> int:
@@ -271,10 +260,8 @@ class PosixFiles(StoreFiles):
         for older in self._epochs():
             if older != epoch:
                 try:
-                    with _forking:
+                    with _forking, suppress(FileNotFoundError):
                         self._calls.close(self._calls.lock_folder(self._path(epoch_folder(older))))
-                except FileNotFoundError:
-                    pass
                 except BlockingIOError:
                     raise
                 except OSError as error:
@@ -298,34 +285,29 @@ class PosixFiles(StoreFiles):
             for name in self.names(folder):
                 self.remove(f"{folder}/{name}")
             try:
-                self._calls.remove_folder(self._path(folder))
-            except FileNotFoundError:
+                with suppress(FileNotFoundError):
+                    self._calls.remove_folder(self._path(folder))
                 return
             except OSError as error:
                 # Some file systems answer EEXIST: the older writer is alive and has just begun another file.
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-            else:
-                return
         raise OSError(errno.EBUSY, f"the writer of epoch {epoch} cannot be fenced: it goes on writing")
 
     def _give_back(self, epoch: int) -> None:
         """Clean up after a failed opening: leave as little behind as possible."""
         self.release(epoch)
         for folder in (data_folder(epoch), epoch_folder(epoch)):
-            try:
+            with suppress(OSError):  # the next writer removes it
                 self._calls.remove_folder(self._path(folder))
-            except OSError:
-                pass  # the next writer removes it
 
     def holds(self, epoch: int, next_sequence: int) -> bool:
         return self._is_there(epoch)
 
     def _is_there(self, epoch: int) -> bool:
-        try:
+        with suppress(FileNotFoundError):
             return self._calls.status(self._path(epoch_folder(epoch))).is_folder
-        except FileNotFoundError:
-            return False
+        return False
 
     def publish(self, name: str, content: bytes, epoch: int) -> None:
         folder, base_name = split(name)
@@ -427,9 +409,8 @@ class PosixFiles(StoreFiles):
                     self.remove(name)
                     removed += 1
             try:
-                self._calls.remove_folder(self._path(folder))
-            except FileNotFoundError:
-                pass
+                with suppress(FileNotFoundError):
+                    self._calls.remove_folder(self._path(folder))
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise

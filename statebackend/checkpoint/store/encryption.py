@@ -24,13 +24,12 @@ b'\\x00\\x00\\x00'
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from typing import Protocol
 
 import pyarrow as pa
 
-from statebackend.checkpoint.files.interface import Buffer
+from statebackend.checkpoint.files.interface import Buffer, SeekableFile
 from statebackend.checkpoint.files.layout import METADATA
 from statebackend.checkpoint.store.sealed import JsonObject, integer, members_of
 from statebackend.errors import CorruptCheckpointError, UsageError
@@ -190,37 +189,19 @@ class EncryptedBlocks:
         return stored
 
 
-class _PlainText(io.RawIOBase):
+class _PlainText(SeekableFile):
     """The plain text of a stored file, for one thread at a time."""
 
     def __init__(self, encryption: Encryption, name: str, source: pa.NativeFile) -> None:
-        super().__init__()
+        self._stored_size = source.size()
+        super().__init__(encryption.plain_size(name, self._stored_size))
         self._encryption = encryption
         self._name = name
         self._source = source
-        self._stored_size = source.size()
-        self._size = encryption.plain_size(name, self._stored_size)
-        self._at = 0
         #: The last block that was decrypted, by its number.
         self._last: tuple[int, bytes] = (-1, b"")
         #: Stored blocks that were read and not yet decrypted, from the one of this number on.
         self._ahead: tuple[int, memoryview] = (0, memoryview(b""))
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        if start + offset < 0:
-            raise ValueError("a negative position")
-        self._at = start + offset
-        return self._at
 
     def read(self, size: int | None = -1, /) -> bytes:
         return bytes(self._next(size))
@@ -230,8 +211,7 @@ class _PlainText(io.RawIOBase):
         return pa.py_buffer(self._next(size))
 
     def readinto(self, buffer: Buffer, /) -> int:
-        view = memoryview(buffer).cast("B")
-        return self._fill(view)
+        return self._fill(memoryview(buffer).cast("B"))
 
     def close(self) -> None:
         if not self.closed and hasattr(self, "_source"):
