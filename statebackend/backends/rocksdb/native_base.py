@@ -283,7 +283,7 @@ def native_base(
 
 def can_be_native(backend: RocksDbKeyedBackend, states: TakenStates) -> bool:
     """Return True if the database has states, and whoever restores them can do without their descriptors."""
-    return bool(families_of(backend)) and all(has_stand_ins(each) for each in states.descriptions())
+    return bool(families_of(backend)) and all(has_stand_ins(each) for each in states.descriptions)
 
 
 def families_of(backend: RocksDbKeyedBackend) -> list[NativeFamily]:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from statebackend.checkpoint.format import Op
-from statebackend.checkpoint.keyed.chain import Chain, Point, Points
+from statebackend.checkpoint.keyed.chain import Point, Points
 from statebackend.checkpoint.keyed.native_files import NativeRows, open_native_rows
 from statebackend.checkpoint.keyed.restored_states import (
     RestoredState,
@@ -28,10 +28,10 @@ from statebackend.checkpoint.keyed.rows import ExpiredAt, RowSource, phases
 from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savepoint
 from statebackend.checkpoint.keyed.snapshot_log import (
     SnapshotLog,
-    SnapshotWriting,
     Taken,
     TakenRows,
     TakenStates,
+    write_snapshot,
 )
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StateSnapshot
@@ -120,9 +120,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             self.begin_event_time(self._restored.watermark, self._restored.watermark)
         self._take_in_changes()
         self._load_timers()
-        if (
-            isinstance(given, Checkpoint) and not given.dropped_states
-        ):  # else its files have rows that must go
+        # The files of a checkpoint with dropped states have rows that must go.
+        if isinstance(given, Checkpoint) and not given.dropped_states:
             own = [each for each in keyed_snapshots(given) if each.key_groups == self.key_group_range]
             if len(own) == 1:
                 self._log.restored(own[0].files)
@@ -161,11 +160,9 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         in_event_time = config is not None and config.is_in_event_time
         by_watermark = self._by_watermark() if in_event_time else None
         now = self._time() if by_watermark is None else by_watermark
-        if answer is Compatibility.AS_IS:
-            adopted = self._adopt(descriptor)
-            if adopted is not None:
-                self._restored.take(descriptor.name)
-                return adopted
+        if answer is Compatibility.AS_IS and (adopted := self._adopt(descriptor)) is not None:
+            self._restored.take(descriptor.name)
+            return adopted
         state = super()._new_state(descriptor)
         migrate = migration(restored.description, descriptor, now)
         with self._loading():
@@ -224,12 +221,13 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             if chain is None:
                 rows = self._take_base(target.builds_on if incremental else frozenset())
             else:
-                rows = self._take_changes(chain)
+                changes = self._read_changes(chain.point)
+                rows = TakenRows("delta", changes, (), self.key_group_range, self._count_expired)
             flight = log.taken(target, now, self._watermark, chain)
-            writing = SnapshotWriting(
-                checkpoint_id, flight, rows, self._taken_states(), self.key_type, self.max_parallelism
+            write = partial(
+                write_snapshot, flight, rows, self._taken_states(), self.key_type, self.max_parallelism
             )
-            pending = PendingSnapshot(checkpoint_id, writing.write, target.abort, self._threads)
+            pending = PendingSnapshot(checkpoint_id, write, target.abort, self._threads)
         except BaseException:
             if flight is not None:
                 log.withdraw(flight)
@@ -244,7 +242,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         return pending
 
     def _kinds(self) -> dict[str, str]:
-        return {each.name: each.kind for each in self._taken_states().descriptions()}
+        return {each.name: each.kind for each in self._taken_states().descriptions}
 
     def _take_base(self, may_name: frozenset[str]) -> Taken:
         """All that there is at this moment, for files that need no others but, perhaps, some of ``may_name``."""
@@ -255,10 +253,6 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         by_watermark = log.committed_now if self._event_now is None else log.committed_watermark
         source = self._run_alone(lambda: self._open_view(ExpiredAt(log.committed_now, by_watermark)))
         return TakenRows("base", source, tuple(self._restored), self.key_group_range, self._count_expired)
-
-    def _take_changes(self, chain: Chain) -> TakenRows:
-        source = self._read_changes(chain.point)
-        return TakenRows("delta", source, (), self.key_group_range, self._count_expired)
 
     def _taken_states(self) -> TakenStates:
         timers = _TIMER_STATES if self.has_timers else ()
@@ -301,7 +295,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 self.max_parallelism,
                 self.key_group_range,
                 times,
-                [(each, sections.get(each.name)) for each in self._taken_states().descriptions()],
+                [(each, sections.get(each.name)) for each in self._taken_states().descriptions],
             )
             self._count_expired(rows.source)
         finally:

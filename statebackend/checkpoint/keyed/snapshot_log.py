@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from operator import is_
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from statebackend.checkpoint.format import Section, write_data_file
 from statebackend.checkpoint.keyed.chain import Chain, Flight, Points, Rewriting
@@ -33,13 +33,6 @@ from statebackend.types import Type
 _log = logging.getLogger(__name__)
 
 
-class Releasable(Protocol):
-    """Something that keeps a moment of a backend alive."""
-
-    def release(self) -> None:
-        """Let go. Idempotent."""
-
-
 class TakenStates:
     """The states that there were when a snapshot was taken. A state that is declared anew gets another descriptor.
 
@@ -58,12 +51,9 @@ class TakenStates:
             for mine, others in ((self.declared, declared), (self.undeclared, undeclared))
         )
 
-    def descriptions(self) -> list[StateDescription]:
-        """All of them as a checkpoint describes them, by name."""
-        return self._descriptions
-
     @cached_property
-    def _descriptions(self) -> list[StateDescription]:
+    def descriptions(self) -> list[StateDescription]:
+        """The states as a checkpoint describes them, by name."""
         described = [StateDescription.of(descriptor) for descriptor in self.declared]
         described += [restored.description for restored in self.undeclared]
         return sorted(described, key=lambda each: each.name)
@@ -71,15 +61,15 @@ class TakenStates:
     @cached_property
     def checked(self) -> CheckedStates:
         """The descriptions in the form of a `StateSnapshot`."""
-        return checked_states(each.to_json() for each in self._descriptions)
+        return checked_states(each.to_json() for each in self.descriptions)
 
 
 class Taken(Protocol):
     """A moment on its way into files."""
 
     @property
-    def source(self) -> Releasable:
-        """What keeps the moment alive."""
+    def source(self) -> Any:
+        """An object that keeps the moment alive until its ``release``."""
 
     @property
     def key_groups(self) -> KeyGroupRange:
@@ -113,55 +103,39 @@ class TakenRows(NamedTuple):
         """All states that have rows, or might have."""
         return [*self.source.sections(), *(each.section() for each in self.undeclared if each.rows)]
 
-    def _filled(self) -> list[Section]:
-        """The sections of a file: a state that is known to have no rows costs nothing there."""
-        return [each for each in self.sections() if each.batches != ()]
-
     def _file(self, writer: DataWriter) -> tuple[StoredFile, ...]:
         if self.source.is_empty and not any(each.rows for each in self.undeclared):
             return ()
         with writer.create(self.kind, key_groups=self.key_groups) as file:
-            write_data_file(file, self._filled(), name=file.name, compression=writer.compression)
+            # A state that is known to have no rows costs nothing in the file.
+            sections = [each for each in self.sections() if each.batches != ()]
+            write_data_file(file, sections, name=file.name, compression=writer.compression)
             return (file.finish(),)
 
 
-class SnapshotWriting(NamedTuple):
-    """A snapshot from the moment when it was taken."""
-
-    checkpoint_id: int
-    flight: Flight
-    rows: Taken
-    states: TakenStates
-    key_type: Type
-    max_parallelism: int
-
-    def write(self) -> StateSnapshot:
-        """Write its file and say what it is. If that fails, the snapshot is given up."""
-        flight = self.flight
-        try:
-            made = self.rows.write(flight.target)
-            files = made if flight.chain is None else (*flight.chain.files, *made)
-            snapshot = self._described(files)
-        except BaseException:
-            flight.target.abort()
-            raise
-        flight.files = files
-        return snapshot
-
-    def _described(self, files: tuple[StoredFile, ...]) -> StateSnapshot:
-        return StateSnapshot(
-            self.checkpoint_id,
-            self.flight.target.epoch,
+def write_snapshot(
+    flight: Flight, rows: Taken, states: TakenStates, key_type: Type, max_parallelism: int
+) -> StateSnapshot:
+    """Write the files of a snapshot and describe them. If that fails, the snapshot is given up."""
+    target = flight.target
+    assert target.checkpoint_id is not None
+    try:
+        made = rows.write(target)
+        files = made if flight.chain is None else (*flight.chain.files, *made)
+        snapshot = StateSnapshot(
+            target.checkpoint_id,
+            target.epoch,
             files=files,
-            key_groups=self.rows.key_groups,
-            states=self.states.checked,
-            now=self.flight.now,
-            extra={
-                "part": PART,
-                "key_type": self.key_type.config(),
-                "max_parallelism": self.max_parallelism,
-            },
+            key_groups=rows.key_groups,
+            states=states.checked,
+            now=flight.now,
+            extra={"part": PART, "key_type": key_type.config(), "max_parallelism": max_parallelism},
         )
+    except BaseException:
+        target.abort()
+        raise
+    flight.files = files
+    return snapshot
 
 
 class SnapshotLog:

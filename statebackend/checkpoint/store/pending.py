@@ -112,42 +112,32 @@ class WritingThreads:
 class SnapshotInFlight:
     """A snapshot that was taken, until its checkpoint is committed or given up.
 
-    Its writer knows which, where the store is in this process. Where another process commits, the backend is told and
-    calls `committed` or `aborted`.
+    Its writer knows the outcome if the store is in this process. If another process commits, `tell` notes the outcome.
     """
 
     def __init__(self, target: DataWriter) -> None:
         self.target = target
-        self._told: bool | None = None
-
-    def committed(self) -> None:
-        """Note that its checkpoint is committed."""
-        self._told = True
-
-    def aborted(self) -> None:
-        """Note that its checkpoint will never be committed, and remove what it has written."""
-        self._told = False
-        self.target.abort()
+        #: True if its checkpoint is committed, False if it never will be; None while the backend was not told.
+        self.told: bool | None = None
 
     @property
     def is_committed(self) -> bool:
         """True if its checkpoint is known to be committed."""
-        return self._told is True or self.target.is_committed
+        return self.told is True or self.target.is_committed
 
     @property
     def is_aborted(self) -> bool:
         """True if its checkpoint will never be committed."""
-        return self._told is False or self.target.is_aborted
+        return self.told is False or self.target.is_aborted
 
 
 def tell(snapshots: Iterable[SnapshotInFlight], checkpoint_id: int, *, is_committed: bool) -> None:
-    """Note what has become of a checkpoint in those of its snapshots that are in flight."""
+    """Note the outcome of a checkpoint in its snapshots in flight. An aborted snapshot removes its files."""
     for each in snapshots:
         if each.target.checkpoint_id == checkpoint_id:
-            if is_committed:
-                each.committed()
-            else:
-                each.aborted()
+            each.told = is_committed
+            if not is_committed:
+                each.target.abort()
 
 
 class PendingSnapshot:
