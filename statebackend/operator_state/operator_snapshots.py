@@ -33,8 +33,8 @@ from statebackend.checkpoint.format import (
     write_data_file,
 )
 from statebackend.checkpoint.store.pending import SnapshotInFlight, WritingThreads, tell
-from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
-from statebackend.checkpoint.store.sealed import JsonObject, Malformed, integer
+from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState, reading_part
+from statebackend.checkpoint.store.sealed import JsonObject, integer
 from statebackend.checkpoint.store.store import target_for
 from statebackend.errors import CorruptCheckpointError, SerializationError, UsageError
 from statebackend.operator_state.element_columns import column_type, to_bytes, to_column
@@ -274,24 +274,34 @@ def operator_parts(savepoint: Savepoint) -> list[SavepointPart]:
     """The part that each instance has written, in order of the instances; every instance is there once."""
     parts = savepoint.parts(PART)
     in_order = sorted(parts, key=_number_of)
-    wanted = [(number, len(parts)) for number in range(len(parts))]
-    if [(_number_of(part), part.described.get("parallelism")) for part in in_order] != wanted:
-        raise CorruptCheckpointError(
-            "the savepoint does not hold the operator state of every instance once",
-            code="CORRUPT_CHECKPOINT.INCOMPLETE",
-            detail=savepoint.uri,
-            hint="let every instance write its part, at the same moment",
-        )
+    _check_every_instance(
+        [(_number_of(part), part.described.get("parallelism")) for part in in_order],
+        "savepoint",
+        savepoint.uri,
+        "let every instance write its part, at the same moment",
+    )
     return in_order
 
 
-def _number_of(part: SavepointPart) -> int:
-    try:
-        return integer(part.described.get("subtask"), "the number of the instance")
-    except Malformed as error:
+def _check_every_instance(found: list[tuple[int, object]], whole: str, where: str, hint: str) -> None:
+    """Check that every instance is there once; each is given by its number and the number of instances."""
+    if found != [(number, len(found)) for number in range(len(found))]:
         raise CorruptCheckpointError(
-            f"a part of a savepoint cannot be read: {error}", detail=part.name
-        ) from error
+            f"the {whole} does not hold the operator state of every instance once",
+            code="CORRUPT_CHECKPOINT.INCOMPLETE",
+            detail=where,
+            hint=hint,
+        )
+
+
+def _number_of(part: SavepointPart) -> int:
+    with reading_part(part.name):
+        return integer(part.described.get("subtask"), "the number of the instance")
+
+
+def _config(mode: str, types: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the descriptor that such a state has."""
+    return {"kind": "map" if mode == BROADCAST else "list", "types": types, "ttl": False}
 
 
 def _read_state(savepoint: Savepoint, part: SavepointPart, state: StoredState) -> dict[str, Any]:
@@ -303,7 +313,7 @@ def _read_state(savepoint: Savepoint, part: SavepointPart, state: StoredState) -
         or set(types) != set(roles.values())
     ):
         raise CorruptCheckpointError("operator state is not described as it should be", detail=part.name)
-    config = {"kind": "map" if mode == BROADCAST else "list", "types": types, "ttl": False}
+    config = _config(mode, types)
     columns: list[list[bytes | None]] = [[] for _ in roles]
     if state.rows:
         with savepoint.open_state(state) as file:
@@ -343,14 +353,12 @@ def operator_snapshots(checkpoint: Checkpoint) -> list[StateSnapshot]:
     """The snapshots of operator state: one of each instance, in order."""
     found = [each for each in checkpoint.snapshots if each.extra.get("part") == PART]
     found.sort(key=lambda each: each.subtask_index)
-    wanted = [(number, len(found)) for number in range(len(found))]
-    if [(each.subtask_index, each.parallelism) for each in found] != wanted:
-        raise CorruptCheckpointError(
-            "the checkpoint does not hold the operator state of every instance once",
-            code="CORRUPT_CHECKPOINT.INCOMPLETE",
-            detail=checkpoint.manifest.name,
-            hint="commit the snapshots of all instances together",
-        )
+    _check_every_instance(
+        [(each.subtask_index, each.parallelism) for each in found],
+        "checkpoint",
+        checkpoint.manifest.name,
+        "commit the snapshots of all instances together",
+    )
     return found
 
 
@@ -429,12 +437,7 @@ def _numbered(saved: list[_Saved]) -> list[OperatorContents]:
     before: dict[str, int] = {}
     for number, (each, contents) in enumerate(zip(saved, numbered, strict=True)):
         for name, mode in each.modes.items():
-            config = {
-                "kind": "map" if mode == BROADCAST else "list",
-                "types": each.types[name],
-                "ttl": False,
-            }
-            contents[name] = {"mode": mode, "config": config}
+            contents[name] = {"mode": mode, "config": _config(mode, each.types[name])}
             if mode == BROADCAST:
                 contents[name]["entries"] = number
             else:

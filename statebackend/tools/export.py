@@ -12,14 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackend.checkpoint import Checkpoint, CheckpointReader, StateSnapshot
-from statebackend.checkpoint.keyed.description import StateDescription
+from statebackend.checkpoint.keyed.description import StateDescription, different_states
 from statebackend.checkpoint.keyed.restored_states import keyed_snapshots
 from statebackend.checkpoint.keyed.savepoints import ShownNamespaces, are_whole, keyed_part
 from statebackend.checkpoint.store.savepoint_folder import PartWriter, Savepoint
 from statebackend.errors import (
     CorruptCheckpointError,
     SerializationError,
-    StateMigrationError,
     StoreError,
     UsageError,
 )
@@ -125,10 +124,7 @@ def _keyed_of(checkpoint: Checkpoint) -> list[_Keyed]:
     states: dict[str, StateDescription] = {}
     for state in itertools.chain.from_iterable(each.states for each in found):
         if states.setdefault(state.name, state) != state:
-            raise StateMigrationError(
-                f"the instances of the checkpoint have different states {state.name!r}",
-                code="STATE_MIGRATION.INCOMPATIBLE",
-            )
+            raise different_states("checkpoint", state.name)
     return found
 
 

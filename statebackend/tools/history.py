@@ -140,16 +140,12 @@ def _check_complete(store: CheckpointStore, committed: list[int]) -> None:
         )
 
 
-def _removed(said: object) -> list[str]:
-    return [str(each) for each in said] if isinstance(said, (list, tuple)) else []
-
-
 def _removed_of(take_back: Callable[..., object], batch_id: int, incarnations: Sequence[str]) -> list[str]:
     """What a sink has removed of a batch, under the first incarnation of which it has any."""
     for incarnation in incarnations:
-        removed = _removed(take_back(batch_id, incarnation))
-        if removed:
-            return removed
+        removed = take_back(batch_id, incarnation)
+        if isinstance(removed, (list, tuple)) and removed:
+            return [str(each) for each in removed]
     return []
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from statebackend.checkpoint.keyed.description import StateDescription
+from statebackend.checkpoint.keyed.description import StateDescription, different_states
 from statebackend.checkpoint.keyed.restored_states import PART as KEYED
 from statebackend.checkpoint.keyed.savepoints import keyed_parts
 from statebackend.checkpoint.store.savepoint_folder import PartWriter, Savepoint, SavepointPart, StoredState
@@ -133,11 +133,7 @@ def _change_of(
         raise no_state(name, [described["name"] for _, described in known], where)
     part, described = named[0]
     if any(each != described for _, each in named):
-        raise StateMigrationError(
-            f"the instances of the savepoint have different states {name!r}",
-            code="STATE_MIGRATION.INCOMPATIBLE",
-            detail=where,
-        )
+        raise different_states("savepoint", name).at(where)
     kind, types = described["kind"], described["types"]
     config = types.get("value")
     is_keyed = _as_written(part)[0] == KEYED

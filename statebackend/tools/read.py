@@ -218,44 +218,33 @@ def read_state(
     checkpoint = open_saved(uri, id)
     if isinstance(checkpoint, Savepoint):
         return savepoint_table(checkpoint, name)
-    snapshots = [each for each in checkpoint.snapshots if _described(each, name) is not None]
-    if not snapshots:
+    found = [(each, state) for each in checkpoint.snapshots for state in each.states if state["name"] == name]
+    if not found:
         raise no_state(name, names_of(checkpoint), f"checkpoint {checkpoint.id}")
-    operators = [each for each in snapshots if each.extra.get("part") == OPERATOR]
-    if operators and len(operators) < len(snapshots):
+    operators = [each for each in found if each[0].extra.get("part") == OPERATOR]
+    if operators and len(operators) < len(found):
         raise ambiguous(name, f"checkpoint {checkpoint.id}")
-    if operators:
-        return _operator_table(checkpoint, operators, name)
-    return _keyed_table(checkpoint, snapshots, name)
+    return (_operator_table if operators else _keyed_table)(checkpoint, found, name)
 
 
-def _described(snapshot: StateSnapshot, name: str) -> dict[str, Any] | None:
-    return next((state for state in snapshot.states if state["name"] == name), None)
-
-
-# --- operator state ---
-
-
-def _operator_table(checkpoint: Checkpoint, snapshots: list[StateSnapshot], name: str) -> pa.Table:
+def _operator_table(
+    checkpoint: Checkpoint, found: list[tuple[StateSnapshot, dict[str, Any]]], name: str
+) -> pa.Table:
+    where = checkpoint.manifest.name
     tables = []
-    for snapshot in snapshots:
-        state = _described(snapshot, name)
-        assert state is not None
+    for snapshot, state in found:
         with SnapshotFiles(checkpoint, snapshot) as files:
-            found = files.read(name)
-        table = found[0] if found else None
-        tables.append(_of_instance(table, state, snapshot.subtask_index, checkpoint.manifest.name))
-    return joined(tables, name, checkpoint.manifest.name)
+            table = next(iter(files.read(name)), None)
+        tables.append(_of_instance(table, state, snapshot.subtask_index, where))
+    return joined(tables, name, where)
 
 
-# --- keyed state ---
-
-
-def _keyed_table(checkpoint: Checkpoint, snapshots: list[StateSnapshot], name: str) -> pa.Table:
+def _keyed_table(
+    checkpoint: Checkpoint, found: list[tuple[StateSnapshot, dict[str, Any]]], name: str
+) -> pa.Table:
+    where = checkpoint.manifest.name
     tables = []
-    for snapshot in snapshots:
-        state = _described(snapshot, name)
-        assert state is not None
+    for snapshot, state in found:
         if state["kind"] not in KEYED_KINDS:
             raise UsageError(
                 f"a state of kind {state['kind']!r} cannot be read as a table",
@@ -265,9 +254,6 @@ def _keyed_table(checkpoint: Checkpoint, snapshots: list[StateSnapshot], name: s
             for key_groups in files.slices(name, _SLICE_ROWS):
                 tables.append(files.remaining(name, state["kind"], key_groups))
     if not tables:
-        state = _described(snapshots[0], name)
-        assert state is not None
-        key_config = snapshots[0].extra.get("key_type") or checkpoint.metadata.key_type
-        return empty_table(state, key_config, checkpoint.manifest.name)
-    table = joined(tables, name, checkpoint.manifest.name)
-    return with_namespaces(table, name, checkpoint.manifest.name)
+        snapshot, state = found[0]
+        return empty_table(state, snapshot.extra.get("key_type") or checkpoint.metadata.key_type, where)
+    return with_namespaces(joined(tables, name, where), name, where)

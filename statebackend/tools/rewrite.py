@@ -43,9 +43,10 @@ from statebackend.checkpoint.format import (
     read_data_file,
     write_data_file,
 )
+from statebackend.checkpoint.keyed.description import different_states
 from statebackend.checkpoint.keyed.rows import RANK
 from statebackend.checkpoint.keyed.savepoints import grouping
-from statebackend.errors import StateMigrationError, UsageError
+from statebackend.errors import UsageError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.runtime.origin import Origin
@@ -172,10 +173,7 @@ def _states_of(snapshots: list[StateSnapshot]) -> tuple[dict[str, Any], ...]:
     for snapshot in snapshots:
         for state in snapshot.states:
             if states.setdefault(state["name"], state) != state:
-                raise StateMigrationError(
-                    f"the instances of the checkpoint have different states {state['name']!r}",
-                    code="STATE_MIGRATION.INCOMPATIBLE",
-                )
+                raise different_states("checkpoint", state["name"])
     return tuple(states[name] for name in sorted(states))
 
 

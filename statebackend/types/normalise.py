@@ -15,23 +15,11 @@ from statebackend.errors import SerializationError, UsageError
 from statebackend.types import model
 from statebackend.types.ddl import parse_ddl
 from statebackend.types.model import (
-    BOOL,
-    BYTE,
-    BYTES,
-    DATE,
-    DOUBLE,
-    FLOAT,
-    INT,
-    LONG,
-    PICKLE,
-    SHORT,
-    STRING,
-    TIMESTAMP,
-    TIMESTAMP_NTZ,
     CustomType,
     DecimalType,
     ListType,
     MapType,
+    PrimitiveType,
     RowType,
     TupleType,
     Type,
@@ -256,8 +244,7 @@ def _of_spark(spec: Any) -> Type:
     raise UsageError(f"Spark type {name} is not a type that state can have", code="USAGE.TYPE")
 
 
-_ALL = (BOOL, BYTE, BYTES, DATE, DOUBLE, FLOAT, INT, LONG, PICKLE, SHORT, STRING, TIMESTAMP, TIMESTAMP_NTZ)
-_PRIMITIVES = {primitive.name.lower(): primitive for primitive in _ALL}
+_PRIMITIVES = {name.lower(): found for name, found in vars(model).items() if isinstance(found, PrimitiveType)}
 
 
 def DECIMAL(precision: int = 10, scale: int = 0) -> DecimalType:

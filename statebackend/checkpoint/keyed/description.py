@@ -97,6 +97,24 @@ def _compare(config: JsonObject, declared: Type) -> Compatibility:
         raise CorruptCheckpointError("the type of a state is described wrongly") from error
 
 
+def different_states(whole: str, name: str) -> StateMigrationError:
+    """The error for instances of a checkpoint or savepoint that describe one state differently."""
+    return StateMigrationError(
+        f"the instances of the {whole} have different states {name!r}", code="STATE_MIGRATION.INCOMPATIBLE"
+    )
+
+
+def check_key_type(config: object, key_type: Type, whole: str, where: str) -> None:
+    """Raise `StateMigrationError` if the keys of a checkpoint or savepoint have another type than a backend."""
+    if config != key_type.config():
+        raise StateMigrationError(
+            f"the keys of the {whole} are {describe(config)}, and those of this backend {key_type.ddl()}",
+            code="STATE_MIGRATION.KEY_TYPE",
+            detail=where,
+            hint="create the backend with the type of key that the state was written with",
+        )
+
+
 def state_schema(key_type: Type, descriptor: StateDescriptor, *, namespaces: bool, ops: bool) -> pa.Schema:
     """The columns that a state has in a data file.
 

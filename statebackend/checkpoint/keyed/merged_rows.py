@@ -132,13 +132,18 @@ def _chosen(rows: pa.Table, at: Rows) -> pa.Table:
 
 def _live_lists(rows: pa.Table, numbers: Rows, ops: Rows) -> pa.Table:
     """One row for each list: its last put, and everything appended since."""
-    resets = np.flatnonzero(ops != Op.APPEND)
-    reset = last_of(numbers[resets], resets, size=numbers.max(initial=-1) + 1)[numbers]
-    at = np.arange(len(ops))
-    live = at[((ops == Op.PUT) & (at == reset)) | ((ops == Op.APPEND) & (at > reset))]
+    live, _ = _live_parts(numbers, ops)
     if not (ops[live] == Op.APPEND).any():
         return _chosen(rows, live)
     return lists_joined(rows, live, numbers)[0]
+
+
+def _live_parts(numbers: Rows, ops: Rows) -> tuple[Rows, Rows]:
+    """The rows that still count for the lists; and for each list the last row that put or removed it, or -1."""
+    resets = np.flatnonzero(ops != Op.APPEND)
+    reset = last_of(numbers[resets], resets, size=numbers.max(initial=-1) + 1)
+    at, since = np.arange(len(ops)), reset[numbers]
+    return at[((ops == Op.PUT) & (at == since)) | ((ops == Op.APPEND) & (at > since))], reset
 
 
 def lists_joined(rows: pa.Table, live: Rows, numbers: Rows) -> tuple[pa.Table, Rows]:
@@ -343,15 +348,11 @@ def _map_rows(of_map: Rows, map_keys: pa.ChunkedArray, ops: Rows) -> tuple[Rows,
 
 def _list_rows(rows: pa.Table, of_key: Rows, ops: Rows) -> tuple[pa.Table, Rows]:
     """One row for each list: put if anything replaced or removed it before, else appended; or only removed."""
-    at = np.arange(len(ops))
-    n_keys = of_key.max(initial=-1) + 1
-    resets = at[ops != Op.APPEND]
-    reset = last_of(of_key[resets], resets, size=n_keys)
-    last = last_of(of_key, at, size=n_keys)
+    live, reset = _live_parts(of_key, ops)
+    last = last_of(of_key, np.arange(len(ops)))
     only_removed = reset[(reset == last) & (reset >= 0)]
     only_removed = only_removed[ops[only_removed] != Op.PUT]
-    is_live = ((ops == Op.PUT) & (at == reset[of_key])) | ((ops == Op.APPEND) & (at > reset[of_key]))
-    joined, firsts = lists_joined(rows, at[is_live], of_key)
+    joined, firsts = lists_joined(rows, live, of_key)
     of_joined = np.where(reset[of_key[firsts]] >= 0, int(Op.PUT), int(Op.APPEND))
     removals = rows.take(pa.array(only_removed))
     return pa.concat_tables([removals, joined]), np.concatenate([ops[only_removed], of_joined])

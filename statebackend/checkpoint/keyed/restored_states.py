@@ -9,14 +9,19 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from statebackend.checkpoint.format import DataFileReader, GroupedBatch, Op, Section, read_data_file
-from statebackend.checkpoint.keyed.description import StateDescription, value_role
+from statebackend.checkpoint.keyed.description import (
+    StateDescription,
+    check_key_type,
+    different_states,
+    value_role,
+)
 from statebackend.checkpoint.keyed.merged_rows import applied
 from statebackend.checkpoint.keyed.native_files import NATIVE, NativeRows, OpenNative, open_native_rows
 from statebackend.checkpoint.keyed.rows import GROUP, grouped_batches, phases, with_key_groups
@@ -25,8 +30,8 @@ from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.errors import CorruptCheckpointError, StateMigrationError, UsageError
 from statebackend.keys import KeyEncoder, KeyGroupRange, canonical_list
 from statebackend.state import StateDescriptor, TimerRow
-from statebackend.types import Compatibility, ListType, Type, from_config
-from statebackend.types.serializers import arrow_migration, describe
+from statebackend.types import ListType, Type, from_config
+from statebackend.types.serializers import arrow_migration
 
 #: So many files stay open until their states are declared; further ones are opened again.
 _MOST_OPEN = 64
@@ -183,7 +188,7 @@ def read_checkpoint(
     for snapshot in keyed_snapshots(checkpoint):
         check_use(snapshot, checkpoint, key_type, max_parallelism)
         for data in snapshot.states:
-            _describe(states, StateDescription.read(data, checkpoint.manifest.name))
+            add_state(states, StateDescription.read(data, checkpoint.manifest.name), "checkpoint")
         own = key_groups if snapshot.key_groups is None else key_groups.intersection(snapshot.key_groups)
         if own is not None:
             _read_native(states, open_native(checkpoint, snapshot, key_type, own), checkpoint)
@@ -194,14 +199,8 @@ def read_checkpoint(
 def check_use(snapshot: StateSnapshot, checkpoint: Checkpoint, key_type: Type, max_parallelism: int) -> None:
     """Raise unless a backend of this type of key, and so many key groups, can have what is in a snapshot."""
     where = f"checkpoint {checkpoint.id}"
-    config, groups = snapshot.extra.get("key_type"), snapshot.extra.get("max_parallelism")
-    if config != key_type.config():
-        raise StateMigrationError(
-            f"the keys of the checkpoint are {describe(config)}, and those of this backend {key_type.ddl()}",
-            code="STATE_MIGRATION.KEY_TYPE",
-            detail=where,
-            hint="create the backend with the type of key that the state was written with",
-        )
+    check_key_type(snapshot.extra.get("key_type"), key_type, "checkpoint", where)
+    groups = snapshot.extra.get("max_parallelism")
     if groups != max_parallelism:
         raise StateMigrationError(
             f"the checkpoint has {groups} key groups, and this backend {max_parallelism}",
@@ -211,13 +210,12 @@ def check_use(snapshot: StateSnapshot, checkpoint: Checkpoint, key_type: Type, m
         )
 
 
-def _describe(states: dict[str, RestoredState], found: StateDescription) -> None:
+def add_state(states: dict[str, RestoredState], found: StateDescription, whole: str) -> RestoredState:
+    """Add a state to the states of a checkpoint or savepoint, unless it is there; every instance describes it alike."""
     known = states.setdefault(found.name, RestoredState(found, StoredRows()))
     if known.description != found:
-        raise StateMigrationError(
-            f"the instances of the checkpoint have different states {found.name!r}",
-            code="STATE_MIGRATION.INCOMPATIBLE",
-        )
+        raise different_states(whole, found.name)
+    return known
 
 
 def _read_native(
@@ -281,24 +279,18 @@ def migration(
         old = from_config(config)
         is_list = descriptor.kind == "list"
         convert = arrow_migration(ListType(old), ListType(new)) if is_list else arrow_migration(old, new)
-        steps.append(lambda rows: _with_column(rows, "value", convert(rows["value"])))
+        steps.append(
+            lambda rows: rows.set_column(
+                rows.schema.get_field_index("value"), "value", convert(rows["value"])
+            )
+        )
     ttl = descriptor.ttl_config
     if description.ttl and ttl is None:
         steps.append(lambda rows: rows.drop_columns(["timestamp"]))
     if not description.ttl and ttl is not None:
         stamp = now if ttl.legacy_timestamp is None else ttl.legacy_timestamp
         steps.append(lambda rows: _stamped(rows, stamp))
-
-    def migrate(rows: pa.RecordBatch) -> pa.RecordBatch:
-        for step in steps:
-            rows = step(rows)
-        return rows
-
-    return migrate
-
-
-def _with_column(rows: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
-    return rows.set_column(rows.schema.get_field_index(name), name, column)
+    return lambda rows: reduce(lambda migrated, step: step(migrated), steps, rows)
 
 
 def _stamped(rows: pa.RecordBatch, stamp: int) -> pa.RecordBatch:
@@ -351,12 +343,6 @@ class StateOutcome(enum.Enum):
     UNDECLARED = "undeclared"
 
 
-_OUTCOMES = {
-    Compatibility.AS_IS: StateOutcome.AS_IS,
-    Compatibility.AFTER_MIGRATION: StateOutcome.AFTER_MIGRATION,
-}
-
-
 class StateCheck(NamedTuple):
     """A state, its outcome, and the reason if it is refused."""
 
@@ -397,7 +383,11 @@ def check_compatibility(
     Traceback (most recent call last):
     statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store ...
     """
-    checkpoint = _checkpoint_of(store)
+    if isinstance(store, Checkpoint):
+        checkpoint = store
+    else:
+        reader = store if isinstance(store, CheckpointReader) else CheckpointReader(store)
+        checkpoint = reader.open_latest()
     found = {
         description.name: description
         for snapshot in keyed_snapshots(checkpoint)
@@ -411,14 +401,7 @@ def check_compatibility(
             checks[name] = StateCheck(name, StateOutcome.NEW)
             continue
         try:
-            checks[name] = StateCheck(name, _OUTCOMES[found[name].check(descriptor)])
+            checks[name] = StateCheck(name, StateOutcome[found[name].check(descriptor).name])
         except StateMigrationError as error:
             checks[name] = StateCheck(name, StateOutcome.INCOMPATIBLE, error.message)
     return CompatibilityReport(checks[name] for name in sorted(checks))
-
-
-def _checkpoint_of(store: Checkpoint | CheckpointReader | str | os.PathLike[str]) -> Checkpoint:
-    if isinstance(store, Checkpoint):
-        return store
-    reader = store if isinstance(store, CheckpointReader) else CheckpointReader(store)
-    return reader.open_latest()

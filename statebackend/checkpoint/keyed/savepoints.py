@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statebackend.checkpoint.format import COLUMNS, GroupedBatch, Section
-from statebackend.checkpoint.keyed.description import StateDescription
+from statebackend.checkpoint.keyed.description import StateDescription, check_key_type
 from statebackend.checkpoint.keyed.merged_rows import applied
-from statebackend.checkpoint.keyed.restored_states import PART, RestoredState, RestoredStates, StoredRows
-from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
+from statebackend.checkpoint.keyed.restored_states import PART, RestoredState, RestoredStates, add_state
+from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState, reading_part
 from statebackend.checkpoint.store.sealed import JsonObject, Malformed, groups_json, groups_of, integer
-from statebackend.errors import CorruptCheckpointError, StateMigrationError
+from statebackend.errors import CorruptCheckpointError
 from statebackend.keys import (
     MAX_PARALLELISM,
     KeyGroupRange,
@@ -26,7 +26,6 @@ from statebackend.keys import (
     readable_namespaces,
 )
 from statebackend.types import Type
-from statebackend.types.serializers import describe
 
 
 def grouping(key_type: Type, max_parallelism: int) -> Callable[[pa.Array], NDArray[np.uint16]]:
@@ -143,15 +142,9 @@ def encoded_namespaces(columns: Mapping[str, pa.Array]) -> pa.Array:
         return columns[_EXACT]
     shown = columns["namespace"]
     if pa.types.is_struct(shown.type):
-        start, end = shown.flatten()
-        return _encoded(
-            pc.binary_join_element_wise(*(_texts(each) for each in (start, end)), ","), _window_of
-        )
+        bounds = [each.cast(pa.string()) for each in shown.flatten()]
+        return _encoded(pc.binary_join_element_wise(*bounds, ","), _window_of)
     return _encoded(shown, lambda namespace: namespace)
-
-
-def _texts(numbers: pa.Array) -> pa.Array:
-    return numbers.cast(pa.string())
 
 
 def _window_of(text: str) -> TimeWindow:
@@ -179,23 +172,10 @@ def read_savepoint(
     savepoint.check_exists()
     states: dict[str, RestoredState] = {}
     for part, own in keyed_parts(savepoint):
-        if part.described.get("key_type") != key_type.config():
-            raise StateMigrationError(
-                f"the keys of the savepoint are {describe(part.described.get('key_type'))}, and those of this "
-                f"backend {key_type.ddl()}",
-                code="STATE_MIGRATION.KEY_TYPE",
-                detail=part.name,
-                hint="create the backend with the type of key that the state was written with",
-            )
+        check_key_type(part.described.get("key_type"), key_type, "savepoint", part.name)
         same_groups = part.described["max_parallelism"] == max_parallelism
         for stored in part.states:
-            description = StateDescription.read(stored.described, part.name)
-            known = states.setdefault(description.name, RestoredState(description, StoredRows()))
-            if known.description != description:
-                raise StateMigrationError(
-                    f"the instances of the savepoint have different states {description.name!r}",
-                    code="STATE_MIGRATION.INCOMPATIBLE",
-                )
+            known = add_state(states, StateDescription.read(stored.described, part.name), "savepoint")
             if stored.rows and (not same_groups or key_groups.intersection(own) is not None):
                 with savepoint.open_state(stored):
                     pass  # a damaged file is found before anything is restored
@@ -207,36 +187,23 @@ def keyed_parts(savepoint: Savepoint) -> list[tuple[SavepointPart, KeyGroupRange
     """The part that each instance has written, with its key groups; together they have every key group once."""
     parts = savepoint.parts(PART)
     ranges = [_range_of(part) for part in parts]
-    _check_whole(savepoint, parts, ranges)
-    return list(zip(parts, ranges, strict=True))
-
-
-def _range_of(part: SavepointPart) -> KeyGroupRange:
-    try:
-        integer(part.described.get("max_parallelism"), "max_parallelism", 1, MAX_PARALLELISM)
-        own = groups_of(part.described.get("key_groups"), part.name)
-        if own is None:
-            raise Malformed("it names no key groups")
-    except Malformed as error:
-        raise CorruptCheckpointError(
-            f"a part of a savepoint cannot be read: {error}", detail=part.name
-        ) from error
-    return own
-
-
-def _check_whole(
-    savepoint: Savepoint, parts: Sequence[SavepointPart], ranges: Sequence[KeyGroupRange]
-) -> None:
-    """Check that every key group belongs to exactly one part."""
-    if not parts:
-        return
-    if not are_whole([part.described["max_parallelism"] for part in parts], ranges):
+    if parts and not are_whole([part.described["max_parallelism"] for part in parts], ranges):
         raise CorruptCheckpointError(
             "the savepoint does not hold the keyed state of every key group once",
             code="CORRUPT_CHECKPOINT.INCOMPLETE",
             detail=savepoint.uri,
             hint="let every instance write its part, at the same moment",
         )
+    return list(zip(parts, ranges, strict=True))
+
+
+def _range_of(part: SavepointPart) -> KeyGroupRange:
+    with reading_part(part.name):
+        integer(part.described.get("max_parallelism"), "max_parallelism", 1, MAX_PARALLELISM)
+        own = groups_of(part.described.get("key_groups"), part.name)
+        if own is None:
+            raise Malformed("it names no key groups")
+        return own
 
 
 def are_whole(max_parallelisms: Iterable[int], ranges: Iterable[KeyGroupRange]) -> bool:

@@ -145,9 +145,8 @@ class DataFile(io.RawIOBase):
         self._size += len(data)
 
     def _drain(self) -> None:
-        sink = self._open_sink()  # even if nothing is left to write
+        self._open_sink()  # even if nothing is left to write
         if self._pending:
-            assert sink is not None
             pending, self._pending = self._pending, bytearray()
             self._append(pending)
 
@@ -199,8 +198,9 @@ class DataWriter:
         self._ended = ended
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._is_aborted = False
-        self._is_committed = False
+        self.is_aborted = False
+        #: True if the store that made it has committed a checkpoint of its id that names all its files.
+        self.is_committed = False
         self._open: set[DataFile] = set()
         #: The files that no manifest names; the value tells if each is finished.
         self._made: dict[str, bool] = {}
@@ -347,34 +347,19 @@ class DataWriter:
         is removed: the files are those of the other one.
         """
         if self._process != os.getpid():
-            self._is_aborted = True
+            self.is_aborted = True
             return
         with self._lock:
-            self._is_aborted = True
+            self.is_aborted = True
             still_open, self._open = self._open, set()
             made, self._made = self._made, {}
         for file in still_open:
             file.close()
         for name, is_finished in made.items():
             if is_finished:
-                try:
-                    self._files.remove(name)
-                except OSError as error:
-                    _log.warning(
-                        "a file of an aborted snapshot stays until the store is next opened: %s", error
-                    )
+                self._remove(name)
         if self._ended is not None:
             self._ended(self)
-
-    @property
-    def is_aborted(self) -> bool:
-        """True if it has been aborted."""
-        return self._is_aborted
-
-    @property
-    def is_committed(self) -> bool:
-        """True if the store that made it has committed a checkpoint of its id that names all its files."""
-        return self._is_committed
 
     def shares_store_with(self, other: DataWriter) -> bool:
         """Return True if a manifest that names files of ``other`` may name files of this one."""
@@ -396,10 +381,10 @@ class DataWriter:
 
     def committed(self) -> None:
         """Note that the checkpoint of this snapshot has been committed."""
-        self._is_committed = True
+        self.is_committed = True
 
     def _check_not_aborted(self) -> None:
-        if self._is_aborted:
+        if self.is_aborted:
             raise UsageError("the snapshot has been aborted", detail=f"checkpoint {self.checkpoint_id}")
 
     def _given_up(self, file: DataFile) -> None:
@@ -410,12 +395,15 @@ class DataWriter:
     def _finished(self, file: DataFile) -> None:
         with self._lock:
             self._open.discard(file)
-            if not self._is_aborted:
+            if not self.is_aborted:
                 self._made[file.name] = True
                 return
         # The writer was aborted between the last byte and this line.
+        self._remove(file.name)
+        self._check_not_aborted()
+
+    def _remove(self, name: str) -> None:
         try:
-            self._files.remove(file.name)
+            self._files.remove(name)
         except OSError as error:
             _log.warning("a file of an aborted snapshot stays until the store is next opened: %s", error)
-        self._check_not_aborted()

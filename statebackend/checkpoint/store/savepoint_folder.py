@@ -26,6 +26,7 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
@@ -44,7 +45,7 @@ from statebackend.checkpoint.store.sealed import (
     seal,
     unseal,
 )
-from statebackend.errors import CorruptCheckpointError, StateBackendError, StoreError, UsageError
+from statebackend.errors import CorruptCheckpointError, StateBackendError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -184,14 +185,10 @@ class Savepoint:
         with storing(f"reading {name}"):
             data = self._files.read(name)
         described = unseal(data, name)
-        try:
+        with reading_part(name):
             if described.get("format") != _FORMAT:
                 raise Malformed("its format is not known")
             states = tuple(_stored_state(each) for each in instance(described.get("states"), list, "states"))
-        except Malformed as error:
-            raise CorruptCheckpointError(
-                f"a part of a savepoint cannot be read: {error}", detail=name
-            ) from error
         left = tuple(each for each in states if each.described.get("name") not in self._dropped)
         return SavepointPart(name, described, left)
 
@@ -218,13 +215,9 @@ class Savepoint:
 
     def open_bytes(self, state: StoredState) -> pa.NativeFile:
         """Open the file of a state, compared with nothing."""
-        try:
-            with storing(f"opening {state.file}"):
-                return self._files.open_input(state.file)
-        except OSError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise CorruptCheckpointError("a file is missing", detail=state.file) from error
-            raise
+        missing = partial(CorruptCheckpointError, "a file is missing", detail=state.file)
+        with storing(f"opening {state.file}", missing=missing):
+            return self._files.open_input(state.file)
 
     # --- writing ---
 
@@ -275,6 +268,15 @@ class Savepoint:
         )
 
 
+@contextmanager
+def reading_part(name: str) -> Iterator[None]:
+    """Report a member of a part that is missing or wrong."""
+    try:
+        yield
+    except Malformed as error:
+        raise CorruptCheckpointError(f"a part of a savepoint cannot be read: {error}", detail=name) from error
+
+
 def _mismatch(file: str) -> CorruptCheckpointError:
     return CorruptCheckpointError("a file does not match its checksum", detail=file)
 
@@ -285,26 +287,22 @@ def _part_name(kind: str, own: str) -> str:
 
 def _named_by(part: SavepointPart) -> list[str]:
     """The parts that this one says there are; none if its instance wrote it by itself."""
-    try:
-        return [
-            instance(name, str, "a part") for name in instance(part.described.get("parts", []), list, "parts")
-        ]
-    except Malformed as error:
-        raise CorruptCheckpointError(
-            f"a part of a savepoint cannot be read: {error}", detail=part.name
-        ) from error
+    with reading_part(part.name):
+        names = instance(part.described.get("parts", []), list, "parts")
+        return [instance(name, str, "a part") for name in names]
 
 
 def _stored_state(data: object) -> StoredState:
     members = instance(data, dict, "a state")
+    described = {key: value for key, value in members.items() if key != "file"}
     if members.get("file") is None:
-        return StoredState({key: value for key, value in members.items() if key != "file"}, "", 0, 0, 0)
+        return StoredState(described, "", 0, 0, 0)
     file = instance(members.get("file"), dict, "the file of a state")
     name = instance(file.get("name"), str, "the name of a file")
     if ".." in name.split("/") or name.startswith("/"):
         raise Malformed("a file does not lie in the savepoint")
     return StoredState(
-        {key: value for key, value in members.items() if key != "file"},
+        described,
         name,
         integer(file.get("size"), "the size of a file"),
         integer(file.get("checksum"), "the checksum of a file", 0, 2**32 - 1),
@@ -464,17 +462,15 @@ class _Sink(io.RawIOBase):
         super().__init__()
         self.name = name
         self.size = self.checksum = 0
-        try:
-            with storing(f"creating {name}"):
+        with storing(f"creating {name}"):
+            try:
                 self._sink: FileSink | None = files.create(name)
-        except StoreError as error:
-            if isinstance(error.__cause__, FileExistsError):
+            except FileExistsError as error:
                 raise UsageError(
                     "the folder has a file of a savepoint that was not finished",
                     detail=f"{name}, {files.uri}",
                     hint="remove the folder, or give another one",
                 ) from error
-            raise
 
     def writable(self) -> bool:
         return True

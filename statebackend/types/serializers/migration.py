@@ -62,13 +62,8 @@ def describe(config: Any) -> str:
 
 
 def _worst(answers: Iterable[Compatibility]) -> Compatibility:
-    worst = _AS_IS
-    for answer in answers:
-        if answer is _INCOMPATIBLE:
-            return _INCOMPATIBLE
-        if answer is _AFTER_MIGRATION:
-            worst = _AFTER_MIGRATION
-    return worst
+    found = set(answers)
+    return next((each for each in (_INCOMPATIBLE, _AFTER_MIGRATION) if each in found), _AS_IS)
 
 
 def _compare(old: Type, new: Type) -> Compatibility:

@@ -133,9 +133,6 @@ class _FixedSerializer(TypeSerializer):
             raise cut_short(self.declared_type) from None
         return number if self._from_number is None else self._from_number(number)
 
-    def copy(self, value: Any) -> Any:
-        return value
-
 
 class _WideDecimalSerializer(TypeSerializer):
     """DECIMAL of more than 18 digits: the unscaled value as 16 bytes, little-endian two's complement."""
@@ -152,9 +149,6 @@ class _WideDecimalSerializer(TypeSerializer):
         if len(data) != 16:
             raise cut_short(self.declared_type)
         return convert.decimal_from_unscaled(int.from_bytes(data, "little", signed=True), self._scale)
-
-    def copy(self, value: Any) -> Any:
-        return value
 
 
 class _RunSerializer(TypeSerializer):
