@@ -42,7 +42,7 @@ class OperatorStateBackend:
     """List and broadcast states of instance ``subtask_index`` of ``parallelism``.
 
     ``restore`` is a `Checkpoint`, a savepoint or its path, or a list of the `contents` of each instance of an earlier
-    run, in order; their number may differ. The backend keeps restored states that nobody asks for, and includes them
+    run, in order; their number may differ. The backend keeps restored states that are not declared, and includes them
     in snapshots and `contents` again.
 
     >>> first = OperatorStateBackend()
@@ -70,7 +70,7 @@ class OperatorStateBackend:
         #: True if it began with the state of an earlier run.
         self.is_restored = bool(restore)
         self._states: dict[str, OperatorListState | BroadcastState] = {}
-        #: The restored states that nobody has asked for yet; their parts never change.
+        #: The restored states that are not declared yet; their parts never change.
         self._undeclared = _restored(restore, subtask_index, parallelism)
         #: The time of the restored batch; the backend has no clock of its own.
         self._restored_now = _restored_now(restore)
@@ -135,7 +135,7 @@ class OperatorStateBackend:
         return sorted(self._states)
 
     def undeclared_states(self) -> list[str]:
-        """The names of restored states that nobody has asked for yet, sorted; they are kept and written again.
+        """The names of restored states that are not declared yet, sorted; they are kept and written again.
 
         >>> first = OperatorStateBackend()
         >>> first.get_list_state(ListStateDescriptor("buffer", str)).add("a")

@@ -79,7 +79,6 @@ class StateView(NamedTuple):
         return not self.kept
 
     def described(self, name: str) -> dict[str, Any]:
-        """The description of the state in a snapshot."""
         return {"name": name, "kind": self.mode, "types": self.types}
 
 
@@ -393,7 +392,6 @@ class _Saved:
         self.types[name], self.modes[name] = types, mode
 
     def count(self, name: str) -> int:
-        """The number of rows of a state."""
         return 0 if self._reader is None else int(self._reader.rows_of(name)[1].sum())
 
     def read(self, name: str, start: int, stop: int) -> Iterator[list[list[bytes | None]]]:

@@ -54,7 +54,7 @@ def bootstrap(
     last value of a key, a reducing or aggregating state all of them. A list state gets all elements, or all elements
     of a column of lists. A map state takes a column of maps, or two columns, one of map keys and one of values. Rows
     with null leave a state as it is. The result, a savepoint at ``uri``, is complete when the call returns. It
-    carries no time: ``clock`` stamps values with a time to live, and the job that begins with the savepoint goes by
+    carries no time: ``clock`` stamps values with a time to live, and the job that begins with the savepoint uses
     its own clock.
     """
     rows = table if isinstance(table, pa.Table) else pa.table(table)

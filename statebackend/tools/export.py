@@ -42,7 +42,7 @@ def savepoint(
 
     O(rows); it reads namespaced states twice. Memory: the rows of about a million entries, or of one key group if that
     has more, and the distinct namespaces of a state. The savepoint has the time of the checkpoint, all keyed state,
-    also what nobody has declared and what has expired, timers, and operator state. No value is decoded: nothing is
+    also undeclared states and expired values, timers, and operator state. No value is decoded: nothing is
     executed. It disturbs no writer, so the query may run: it pins the checkpoint meanwhile, with a small file in the
     store. If it may only read there, and the writer drops the checkpoint before it is read, it raises `UsageError`,
     and no savepoint is left.

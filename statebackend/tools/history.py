@@ -58,9 +58,9 @@ class Rewound(NamedTuple):
 
 
 def rewind(store: str | os.PathLike[str] | CheckpointStore, *, to: int | None, sink: Any = None) -> Rewound:
-    """Take a store back to checkpoint ``to``, so that the batches after it run anew; None: to before the first one.
+    """Take a store back to checkpoint ``to``, so that the batches after it run again; None: to before the first one.
 
-    Use it for a stream that has planned a batch anew (`BATCH_GAP.OTHER_ROWS`), or whose function was wrong. The query
+    Use it for a stream that has planned a batch again (`BATCH_GAP.OTHER_ROWS`), or whose function was wrong. The query
     must not run meanwhile. It removes the batches from the store, and says of each what its sinks have published. That
     stays, unless ``sink`` is the sink of the job, or the dict of its sinks, each of which has to have a method
     ``take_back(batch_id, incarnation)``, as those of `sb.spark.sinks` have: it is called for each batch, newest first,
@@ -129,7 +129,7 @@ def _warn_of_left(sink: Any, taken_back: Sequence[TakenBack]) -> None:
 
 
 def _check_complete(store: CheckpointStore, committed: list[int]) -> None:
-    """Raise if sinks may have batches that are older than the oldest checkpoint: nobody would take those back."""
+    """Raise if sinks may have batches that are older than the oldest checkpoint, which cannot be taken back."""
     began = store.done.begins_at or 0
     if committed and committed[0] > began:
         raise UsageError(
@@ -213,7 +213,7 @@ def _moment(time: int | datetime.datetime | None, what: str) -> int | None:
 
 @contextmanager
 def writing(store: str | os.PathLike[str] | CheckpointStore) -> Iterator[CheckpointStore]:
-    """Open the store for writing; it must exist, and nobody else may be writing to it."""
+    """Open the store for writing; it must exist, and have no other live writer."""
     try:
         made = store.unopened() if isinstance(store, CheckpointStore) else CheckpointStore(store)
     except UsageError as error:

@@ -53,20 +53,18 @@ class PosixCalls:
         os.fsync(descriptor)
 
     def close(self, descriptor: int) -> None:
-        """Close a descriptor."""
         os.close(descriptor)
 
     def sync_file(self, path: str) -> None:
-        """Make the content of a file durable that somebody has written and closed."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self.sync(descriptor)
-        finally:
-            os.close(descriptor)
+        """Make the content of a written and closed file durable."""
+        self._sync_path(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def sync_folder(self, path: str) -> None:
         """Make the names in a folder durable."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._sync_path(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _sync_path(self, path: str, flags: int) -> None:
+        descriptor = os.open(path, flags)
         try:
             self.sync(descriptor)
         finally:
@@ -91,7 +89,6 @@ class PosixCalls:
         os.rmdir(path)
 
     def remove(self, path: str) -> None:
-        """Remove a file."""
         os.unlink(path)
 
     def link(self, source: str, target: str) -> None:
@@ -99,7 +96,6 @@ class PosixCalls:
         os.link(source, target)
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name."""
         os.rename(source, target)
 
     def rename_exclusive(self, source: str, target: str) -> None:

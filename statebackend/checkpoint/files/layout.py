@@ -34,7 +34,6 @@ _DATA_FILE = re.compile(rf"{DATA}/{_EPOCH}/[A-Za-z0-9_][A-Za-z0-9_.=-]{{0,199}}"
 
 
 def entry_name(sequence: int) -> str:
-    """The name of an entry of the log."""
     return f"{CHECKPOINTS}/{sequence}.json"
 
 
@@ -56,7 +55,6 @@ def parse_epoch_folder(base_name: str) -> int | None:
 
 
 def data_folder(epoch: int) -> str:
-    """The folder for the data files of an epoch's writer."""
     return f"{DATA}/{epoch}"
 
 

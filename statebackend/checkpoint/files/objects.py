@@ -107,7 +107,7 @@ class RangedFile(SeekableFile):
         self._ahead = min(2 * self._ahead, MOST_AHEAD) if goes_on else LEAST
         until = min(max(end, start + self._ahead), self._size)
         ends = until == self._size and not goes_on
-        # Whoever looks at the end will look a little before it next.
+        # A reader of the end reads a little before it next.
         begin = min(start, max(until - LEAST, 0)) if ends else start
         held = memoryview(self._fetch(begin, until)).cast("B")
         self._next = until
@@ -297,7 +297,7 @@ class ObjectFiles(StoreFiles):
 
     def publish(self, name: str, content: bytes, epoch: int) -> None:
         path = self._path(name)
-        # The service may ignore the condition: then nobody has tried that out.
+        # The service may ignore the condition, which was not tried out.
         is_there = self._single_writer and self.size(name) is not None
         try:
             if is_there:
@@ -321,8 +321,8 @@ class ObjectFiles(StoreFiles):
         try:
             found = self._calls.get(path)
         except OSError:
-            # Without a refusal the request may still be carried out. With one, whoever was first has yet to appear,
-            # and that may have been we.
+            # Without a refusal the request may still be carried out. With a refusal, the object of the first writer has
+            # yet to appear, and this may be the first writer.
             if isinstance(error, FileExistsError):
                 error = OSError(
                     "the object store refuses to create an object, and cannot show the one that exists"

@@ -1,6 +1,6 @@
 """Places where other programs read: a file appears there whole and durable, under a name that is never taken twice.
 
-A place is no part of a store: it has no epochs and no log, and what it holds belongs to whoever reads it.
+A place is not part of a store: it has neither epochs nor a log, and its files belong to its readers.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +92,7 @@ class Place(ABC):
         """Remove what a process that was killed while it made this name may have left beside it."""
 
     def settle(self, name: str) -> None:  # noqa: B027 - an object that can be seen is durable
-        """Make a file durable that is there: whoever made it may have been killed, or failed, before it was."""
+        """Make an existing file durable: its maker may have been killed, or failed, before that."""
 
 
 class PosixPlace(Place):
@@ -163,7 +163,7 @@ class PosixPlace(Place):
             except OSError as second:
                 if isinstance(second, FileExistsError):
                     raise
-                # A mount without either: nobody but the writer of the store, which is one alone, makes these names.
+                # A mount without either: only the writer of the store makes these names, and it is alone.
                 self._calls.rename(aside, path)
 
     def _sync_around(self, name: str) -> None:

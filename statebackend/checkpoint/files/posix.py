@@ -47,7 +47,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.
 _forking = threading.RLock()
 #: The objects that may hold locks.
 _lockers: weakref.WeakSet[PosixFiles] = weakref.WeakSet()
-#: Nobody loses a race this often: then something else is wrong.
+#: A writer that loses this many races in a row has another problem.
 _ATTEMPTS = 1000
 
 
@@ -163,7 +163,7 @@ class PosixFiles(StoreFiles):
         path = self._path(folder)
         self._make_folders(path)
         if durably:
-            self._sync_outwards(path)  # also if it exists already: whoever made it may have failed to sync it
+            self._sync_outwards(path)  # also if it exists already: its maker may have failed to sync it
 
     def sync_folder(self, folder: str) -> None:
         self._calls.sync_folder(self._path(folder))
@@ -353,7 +353,7 @@ class PosixFiles(StoreFiles):
                 self._rename_unguarded(aside, name, error)
 
     def _rename_unguarded(self, aside: str, name: str, error: OSError) -> None:
-        """Rename where the system can do nothing exclusively, if nobody else writes here."""
+        """Rename where the system can do nothing exclusively, if this is the only writer."""
         if not self._single_writer:
             raise UsageError(
                 "this file system cannot keep a second writer out",

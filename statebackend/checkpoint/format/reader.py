@@ -126,7 +126,6 @@ class DataFileReader:
 
     @property
     def extra(self) -> JsonObject:
-        """The ``extra`` that its writer gave."""
         return self._index.extra
 
     def schema(self, state: str) -> pa.Schema:

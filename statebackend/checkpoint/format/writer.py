@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -273,12 +274,11 @@ class _Writer:
         return runs
 
 
-class _Tap:
+class _Tap(io.RawIOBase):
     """A sink for Arrow, which writes in many small pieces, some of them in buffers that it reuses."""
 
-    closed = False
-
     def __init__(self, pieces: list[bytes]) -> None:
+        super().__init__()
         self._pieces = pieces
         self._size = 0
 
@@ -291,17 +291,5 @@ class _Tap:
     def tell(self) -> int:
         return self._size
 
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
     def writable(self) -> bool:
         return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False

@@ -94,7 +94,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
     @abstractmethod
     def _unload(self, state: KeyedState) -> None:
-        """Take out whatever was loaded: the state could not be loaded whole, and nobody will have it."""
+        """Remove the loaded rows: the state could not be loaded whole, and will not be used."""
 
     # --- restoring ---
 
@@ -116,7 +116,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._log.committed_now = self._restored.now
         self._log.committed_watermark = self._restored.watermark
         if self._restored.watermark is not None:
-            # By the clock, states in event time would have expired long ago for whoever reads or writes them now.
+            # By the clock, states in event time would have expired long ago for calls that read or write them now.
             self.begin_event_time(self._restored.watermark, self._restored.watermark)
         self._take_in_changes()
         self._load_timers()

@@ -60,7 +60,6 @@ class StateDescription:
         return self.name.startswith(RESERVED)
 
     def to_json(self) -> JsonObject:
-        """Return the form that a manifest holds."""
         return {"name": self.name, "kind": self.kind, "types": self.types, "ttl": self.ttl}
 
     def check(self, descriptor: StateDescriptor) -> Compatibility:

@@ -43,7 +43,7 @@ class StoredRows:
     def __init__(self) -> None:
         self._sources: list[Callable[[], Iterator[GroupedBatch]]] = []
         self._kept: list[GroupedBatch] | None = None
-        #: The first source, if its rows lie where nobody else removes or changes them.
+        #: The first source, if its rows are stored where only this backend removes or changes them.
         self._held: Callable[[], Iterator[GroupedBatch]] | None = None
 
     def hold(self, source: Callable[[], Iterator[GroupedBatch]]) -> None:
@@ -100,7 +100,6 @@ class RestoredFile:
         self._reader = None
 
     def read(self, name: str) -> Iterator[GroupedBatch]:
-        """The rows of a state."""
         reader = self._opened() if self._reader is None else self._reader
         yield from reader.read(name, self._key_groups)
 
@@ -122,7 +121,7 @@ class RestoredState(NamedTuple):
     rows: StoredRows
 
     def section(self) -> Section:
-        """The remaining rows, sorted by key group, to be written again because nobody has declared the state."""
+        """The remaining rows of an undeclared state, sorted by key group, to be written again."""
         joined = applied(self.description.kind, [with_key_groups(rows) for rows in self.rows])
         order = np.argsort(joined[GROUP].to_numpy(), kind="stable")
         batches = list(grouped_batches(joined.take(pa.array(order))))
@@ -130,7 +129,7 @@ class RestoredState(NamedTuple):
 
 
 class RestoredStates:
-    """The states of a checkpoint that nobody has declared yet, for the key groups of one backend."""
+    """The states of a checkpoint that are not declared yet, for the key groups of one backend."""
 
     def __init__(
         self, states: dict[str, RestoredState], now: int | None, watermark: int | None = None
@@ -146,7 +145,6 @@ class RestoredStates:
         return sorted(self._states)
 
     def get(self, name: str) -> RestoredState | None:
-        """A state, if the checkpoint has it."""
         return self._states.get(name)
 
     def keep(self) -> None:

@@ -64,7 +64,7 @@ def write_savepoint(
     states: Iterable[tuple[StateDescription, Section | None]],
 ) -> None:
     """Write the keyed state of an instance. Sections may hold changes; only the rows that remain are written.
-    Memory: it holds a whole state at a time if the state has namespaces or nobody has asked for it.
+    Memory: one whole state at a time if the state has namespaces or is not declared.
     """
     with savepoint.write_part(*keyed_part(key_type.config(), max_parallelism, key_groups, times)) as part:
         for description, section in states:

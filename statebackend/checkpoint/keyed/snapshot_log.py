@@ -34,14 +34,14 @@ _log = logging.getLogger(__name__)
 
 
 class TakenStates:
-    """The states that there were when a snapshot was taken. A state that is declared anew gets another descriptor.
+    """The states at the time of a snapshot. A state that is declared again gets another descriptor.
 
     Snapshots share it until something is declared; what is known of it is computed once, on first use.
     """
 
     def __init__(self, declared: tuple[StateDescriptor, ...], undeclared: tuple[RestoredState, ...]) -> None:
         self.declared = declared
-        #: What was restored and nobody has asked for.
+        #: Restored states that are not declared.
         self.undeclared = undeclared
 
     def are(self, declared: tuple[StateDescriptor, ...], undeclared: tuple[RestoredState, ...]) -> bool:
@@ -84,7 +84,7 @@ class TakenRows(NamedTuple):
 
     kind: str
     source: RowSource
-    #: States that nobody has asked for, which a base holds too.
+    #: States that are not declared, which a base holds too.
     undeclared: tuple[RestoredState, ...]
     key_groups: KeyGroupRange
     #: Told when the file is there: what has expired is counted where it was left out.
@@ -225,7 +225,7 @@ class SnapshotLog:
         for flight in self._flights[:at]:
             self._points.drop(flight.point)
             if not flight.is_aborted:
-                named |= flight.names  # it may be committed, though nobody has told
+                named |= flight.names  # it may be committed although the backend was not told
         del self._flights[: at + 1]
         for writer in self._unnamed:  # another process may have committed: its store cannot tell our writers
             writer.settle(named)
@@ -255,7 +255,7 @@ class SnapshotLog:
     def _adopt_rewritten(self) -> None:
         rewriting = self.rewriting
         if rewriting is not None and rewriting.is_of_another_process:
-            self._give_up(rewriting)  # it goes on there; here nobody writes it
+            self._give_up(rewriting)  # only the other process goes on with it
             return
         if rewriting is None or rewriting.is_running:
             return

@@ -103,8 +103,8 @@ class DataFile(io.RawIOBase):
     def finish(self) -> StoredFile:
         """Write everything out, make it durable, and describe the file as manifests name it.
 
-        If the system reports an error, the file is removed and never read again: after a failed sync nobody knows
-        what has been written.
+        If the system reports an error, the file is removed and never read again: the written part is not known after
+        a failed sync.
         """
         with self._lock, self._failing():
             self._drain()
@@ -240,7 +240,6 @@ class DataWriter:
         self,
         kind: str,
         *,
-        checkpoint_id: int | None = None,
         subtask: int = 0,
         key_groups: KeyGroupRange | None = None,
         label: str | None = None,
@@ -252,9 +251,8 @@ class DataWriter:
         """
         if kind not in FILE_KINDS:
             raise UsageError(f"a data file is one of {', '.join(FILE_KINDS)}")
-        whose = self.checkpoint_id if checkpoint_id is None else checkpoint_id
-        token = secrets.token_hex(8)
-        base_name = f"{'x' if whose is None else whose}-{subtask}-{kind}-{token}{suffix[:_SUFFIX_LENGTH]}"
+        whose = "x" if self.checkpoint_id is None else self.checkpoint_id
+        base_name = f"{whose}-{subtask}-{kind}-{secrets.token_hex(8)}{suffix[:_SUFFIX_LENGTH]}"
         name = f"{data_folder(self.epoch)}/{base_name}"
         described = StoredFile(name, kind, 0, 0, key_groups, label)  # says now what does not fit
         with self._lock:
@@ -279,22 +277,12 @@ class DataWriter:
         path: str | os.PathLike[str],
         kind: str,
         *,
-        checkpoint_id: int | None = None,
-        subtask: int = 0,
         key_groups: KeyGroupRange | None = None,
         label: str | None = None,
-        suffix: str | None = None,
     ) -> StoredFile:
-        """Copy a local file into the store, with the suffix of ``path`` unless another is given. O(size)."""
+        """Copy a local file into the store, with the suffix of ``path``. O(size)."""
         path = os.fspath(path)
-        file = self.create(
-            kind,
-            checkpoint_id=checkpoint_id,
-            subtask=subtask,
-            key_groups=key_groups,
-            label=label,
-            suffix=os.path.splitext(path)[1] if suffix is None else suffix,
-        )
+        file = self.create(kind, key_groups=key_groups, label=label, suffix=os.path.splitext(path)[1])
         with file, storing(f"copying {os.path.basename(path)} to {file.name}"), open(path, "rb") as source:
             while chunk := source.read(1 << 20):
                 file.write(chunk)
@@ -380,7 +368,6 @@ class DataWriter:
         return bool(settled)
 
     def committed(self) -> None:
-        """Note that the checkpoint of this snapshot has been committed."""
         self.is_committed = True
 
     def _check_not_aborted(self) -> None:

@@ -61,7 +61,6 @@ class Key(NamedTuple):
 
     @property
     def sequence(self) -> int:
-        """The sequence of its entry."""
         return parse_entry_name(split(self.name)[1]) or 0
 
 
@@ -80,12 +79,10 @@ class Run(NamedTuple):
 
     @property
     def newest(self) -> Key:
-        """The last of its checkpoints."""
         last = self.length - 1
         return Key(self.first_id + last, entry_name(self.first_sequence + last))
 
     def has(self, key: Key) -> bool:
-        """Return True if a checkpoint is one of them."""
         step = key.checkpoint_id - self.first_id
         return 0 <= step < self.length and key.name == entry_name(self.first_sequence + step)
 
@@ -165,7 +162,6 @@ class LogState(Checked):
         return self.runs[-1].newest if self.runs else None
 
     def keeps(self, key: Key) -> bool:
-        """Return True if a checkpoint is there."""
         return any(run.has(key) for run in self.runs)
 
     @property
@@ -184,7 +180,6 @@ class LogState(Checked):
         return any(restart.first_batch == first_batch for restart in self.restarts)
 
     def times_of(self, checkpoint_id: int) -> Times:
-        """The times that were set for a checkpoint."""
         return dict(self.times).get(checkpoint_id, Times())
 
     def dropped_states_of(self, checkpoint_id: int | None) -> frozenset[str]:
@@ -210,7 +205,6 @@ class LogState(Checked):
         return dataclasses.replace(before, runs=runs, outputs_from=max(self.outputs_from, oldest))
 
     def without(self, dropped: Collection[Key]) -> LogState:
-        """The state without some checkpoints."""
         runs = [run for each in self.runs for run in each.without(dropped)]
         ids = {key.checkpoint_id for key in dropped}
         times = tuple(each for each in self.times if each[0] not in ids)
@@ -223,7 +217,6 @@ class LogState(Checked):
         return left if left.runs else dataclasses.replace(left, dropped_states=())
 
     def restarted(self, restart: Restart) -> LogState:
-        """The state after a restart from empty."""
         left = dataclasses.replace(self, runs=(), times=(), dropped_states=())
         return dataclasses.replace(left, incarnation=restart.incarnation, restarts=(*self.restarts, restart))
 
@@ -425,7 +418,6 @@ class Entry(Checked):
 
     @property
     def name(self) -> str:
-        """The name of its file in the store."""
         return entry_name(self.sequence)
 
     @property
@@ -434,11 +426,9 @@ class Entry(Checked):
         return None if self.manifest is None else Key(self.manifest.checkpoint_id, self.name)
 
     def sealed(self) -> bytes:
-        """The content of its file."""
         return seal(self.to_json())
 
     def to_json(self) -> JsonObject:
-        """The JSON form."""
         made: JsonObject = {
             "format": FORMAT,
             "kind": self.kind,
@@ -504,8 +494,8 @@ class Log(NamedTuple):
 def read_log(files: StoreFiles, metadata: Metadata | None = None, *, over_damage: bool = False) -> Log:
     """Read the state of a store: lists one folder and reads one small file of it.
 
-    If the newest entry is damaged, nobody knows what it did: it may be the commit of a batch. So that is an error, but
-    ``over_damage`` reads the newest entry that is whole.
+    A damaged newest entry is an error: it may be the commit of a batch. With ``over_damage``, it
+    reads the newest entry that is whole.
     """
     for _ in range(_ATTEMPTS):
         names = _listed(files)

@@ -58,7 +58,6 @@ class LogWriter:
 
     @property
     def is_over(self) -> bool:
-        """True if it was open, and can write no more."""
         return self._over is not None
 
     @property
@@ -87,13 +86,11 @@ class LogWriter:
 
     @property
     def metadata(self) -> Metadata:
-        """The purpose of the store."""
         assert self._metadata is not None
         return self._metadata
 
     @property
     def state(self) -> LogState:
-        """The state of the log after the newest entry."""
         return self._log.state
 
     @property
@@ -103,7 +100,6 @@ class LogWriter:
 
     @property
     def next_sequence(self) -> int:
-        """The place of the next entry."""
         return self._log.sequence + 1
 
     # --- becoming the writer ---
@@ -127,8 +123,8 @@ class LogWriter:
                 raise self._is_there()
             check_same_use(existing, wanted, self._files.uri)  # before another writer is disturbed
             read_log(self._files, existing, over_damage=over_damage)
-        elif self._has_log() and read_metadata(self._files) is None:
-            # Looked for again: another writer may be making the store.
+        elif read_log(self._files, over_damage=True).sequence and read_metadata(self._files) is None:
+            # Entries are made only by writers with metadata. Look again: another writer may be making the store.
             raise without_metadata(self._files)
         self._release()
         for _ in range(_ATTEMPTS):
@@ -161,10 +157,6 @@ class LogWriter:
             hint="give the path of a new or an empty folder",
         )
 
-    def _has_log(self) -> bool:
-        """Return True if there is anything that only a writer with metadata makes, even if nothing is kept."""
-        return bool(read_log(self._files, over_damage=True).sequence)
-
     def _take_epoch(self, refuse_live: bool) -> int:
         try:
             with storing("taking an epoch", hint="the folder of the store must be writable, and not full"):
@@ -195,14 +187,14 @@ class LogWriter:
         return wanted
 
     def _took_over(self, epoch: int, metadata: Metadata, over_damage: bool) -> bool:
-        """Become the writer of an epoch that was taken; False if somebody else was quicker."""
+        """Become the writer of an epoch that was taken; False if another writer was quicker."""
         log = read_log(self._files, metadata, over_damage=over_damage)
         if log.sequence >= epoch:
             return False
         takeover = Entry("takeover", epoch, epoch, metadata.store, log.state)
         try:
             with storing(f"writing {takeover.name}"):
-                # Whoever made the metadata may have died before their name was durable, and the log names them.
+                # The maker of the metadata may have died before their name was durable, and the log names them.
                 self._files.sync_folder("")
                 self._files.publish(takeover.name, takeover.sealed(), epoch)
         except Fenced:

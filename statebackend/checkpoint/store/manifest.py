@@ -84,7 +84,6 @@ class StoredFile(Checked):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the writer that wrote it."""
         return data_epoch(self.name)
 
     def to_json(self) -> JsonObject:
@@ -241,7 +240,7 @@ class Manifest(Checked):
     files: tuple[StoredFile, ...] = ()
     #: The time of the batch by the clock, in milliseconds.
     now: int | None = None
-    #: Free for whoever commits.
+    #: Free for the caller of `commit`.
     progress: dict[str, Any] = dataclasses.field(default_factory=dict)
     #: The place of its entry in the log; None if it is not committed.
     sequence: int | None = None
@@ -249,7 +248,7 @@ class Manifest(Checked):
     incarnation: str | None = None
     #: The greatest event time up to and including the batch, less the delay, in milliseconds.
     watermark: int | None = None
-    #: What tells this batch from others of its number; free for whoever commits.
+    #: Tells this batch from others of its number; free for the caller of `commit`.
     batch: dict[str, Any] = dataclasses.field(default_factory=dict)
     #: The files of each output, by its name.
     outputs: dict[str, tuple[StoredFile, ...]] = dataclasses.field(default_factory=dict)

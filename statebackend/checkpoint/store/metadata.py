@@ -47,7 +47,6 @@ class Metadata(Checked):
             check_sizes(self.encryption)
 
     def to_json(self) -> JsonObject:
-        """The content of its file."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @classmethod

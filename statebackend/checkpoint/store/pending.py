@@ -46,7 +46,7 @@ def _done(work: Callable[[], T]) -> Future[T]:
     done: Future[T] = Future()
     try:
         done.set_result(work())
-    except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+    except BaseException as error:  # noqa: BLE001 - `result` raises it
         done.set_exception(error)
     return done
 

@@ -60,7 +60,6 @@ class PinFile(Checked):
                 raise Malformed("a file does not lie in data/<epoch>/")
 
     def to_json(self) -> JsonObject:
-        """The content of its file."""
         return {
             "format": FORMAT,
             "id": self.checkpoint_id,
@@ -96,7 +95,7 @@ class Pin:
         self.renew()
 
     def renew(self) -> None:
-        """Begin the lease anew; a reader that needs longer calls it before the lease ends.
+        """Start the lease again; a reader that needs longer calls it before the lease ends.
 
         `UsageError` if the lease has ended, or the pin was released, and the checkpoint has been dropped meanwhile.
         """
@@ -121,7 +120,7 @@ class Pin:
                 raise
 
     def keep(self) -> None:
-        """Begin the lease anew once half of it has passed; costs nothing before."""
+        """Start the lease again once half of it has passed; costs nothing before."""
         if self._name is not None and self._until - 1000 * time.time() < 500 * self._lease.total_seconds():
             self.renew()
 

@@ -184,10 +184,9 @@ class Checkpoint:
         if size is None:
             raise self._missing(file)
         if size != file.size:
-            raise CorruptCheckpointError(
+            raise _damaged(
                 "a file is not as long as it was written",
-                detail=f"{file.name}, checkpoint {self.id}: {size} bytes instead of {file.size}",
-                hint="latest(intact=True) finds the newest checkpoint that is whole",
+                f"{file.name}, checkpoint {self.id}: {size} bytes instead of {file.size}",
             )
 
     def _missing(self, file: StoredFile) -> Exception:
@@ -199,11 +198,7 @@ class Checkpoint:
                 code="USAGE.NO_CHECKPOINT",
                 hint="outputs go earlier than states: only those of the newest two checkpoints are kept",
             )
-        return CorruptCheckpointError(
-            "a file is missing",
-            detail=f"{file.name}, checkpoint {self.id}",
-            hint="latest(intact=True) finds the newest checkpoint that is whole",
-        )
+        return _damaged("a file is missing", f"{file.name}, checkpoint {self.id}")
 
     def _checked(self, file: StoredFile, content: bytearray | None) -> None:
         checksum = size = 0
@@ -219,10 +214,9 @@ class Checkpoint:
                 if content is not None:
                     content += chunk
         if (size, checksum) != (file.size, file.checksum):
-            raise CorruptCheckpointError(
+            raise _damaged(
                 "a file does not match its checksum",
-                detail=f"{file.name}, bytes 0 to {size}, checkpoint {self.id}",
-                hint="latest(intact=True) finds the newest checkpoint that is whole",
+                f"{file.name}, bytes 0 to {size}, checkpoint {self.id}",
             )
 
 
@@ -231,6 +225,11 @@ def _without(snapshot: StateSnapshot, names: frozenset[str]) -> StateSnapshot:
         return snapshot
     states = tuple(state for state in snapshot.states if state["name"] not in names)
     return snapshot if len(states) == len(snapshot.states) else replace(snapshot, states=states)
+
+
+def _damaged(message: str, detail: str) -> CorruptCheckpointError:
+    hint = "latest(intact=True) finds the newest checkpoint that is whole"
+    return CorruptCheckpointError(message, detail=detail, hint=hint)
 
 
 def _dropped(checkpoint_id: int) -> UsageError:
@@ -377,7 +376,7 @@ class CheckpointReader:
         return Checkpoint(self._files, metadata, manifest, is_committed=False, encryption=self.encryption)
 
     def metadata(self) -> Metadata | None:
-        """The purpose of the store; None if nothing was ever committed to it and nobody opened it for writing."""
+        """The purpose of the store; None if it was never opened for writing."""
         return read_metadata(self._files)
 
     def records(self) -> list[Record]:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.interface import Fenced, at_once, storing
@@ -63,7 +64,6 @@ class Retention:
         return max(self._named, default=None)
 
     def keys_with_outputs(self) -> list[Key]:
-        """The checkpoints whose outputs are kept."""
         return [key for key, outputs in self._outputs.items() if outputs]
 
     def names_of(self, key: Key | None) -> frozenset[str]:
@@ -116,7 +116,6 @@ class Retention:
         return self._waiting.difference(*built_on)
 
     def removed(self, name: str) -> None:
-        """Note that a file has been removed."""
         self._waiting.discard(name)
 
 
@@ -166,16 +165,11 @@ class Removal:
         for base_name in self._writer.names:
             sequence = parse_entry_name(base_name)
             if sequence is not None and sequence > state.swept and entry_name(sequence) not in kept:
-                key = self._committed_by(entry_name(sequence))
-                if key is not None:
-                    dropped.append(key)
+                with suppress(FileNotFoundError, CorruptCheckpointError):
+                    key = read_entry(self._files, entry_name(sequence)).key
+                    if key is not None:
+                        dropped.append(key)
         return dropped
-
-    def _committed_by(self, name: str) -> Key | None:
-        try:
-            return read_entry(self._files, name).key
-        except (FileNotFoundError, CorruptCheckpointError):
-            return None
 
     def swept(self, state: LogState, dropped: Iterable[Key]) -> LogState:
         """The state of the next entry, which says up to where no manifest of a dropped checkpoint is left."""

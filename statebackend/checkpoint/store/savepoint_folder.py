@@ -380,7 +380,6 @@ class PartWriter:
         self._add_file(state.described, sink, state.rows)
 
     def add_state(self, described: Mapping[str, object]) -> None:
-        """Add a state that has no rows."""
         self._states.append({**described, "file": None})
 
     def finish(self) -> None:
@@ -401,7 +400,6 @@ class PartWriter:
         self._made.insert(0, self._name)
 
     def remove(self) -> None:
-        """Remove what has been written."""
         self._waiting.drop()
         while self._made:
             with storing(f"removing {self._made[0]}"):

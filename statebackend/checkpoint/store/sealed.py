@@ -174,7 +174,6 @@ def groups_of(value: object, what: str) -> KeyGroupRange | None:
 
 
 def groups_json(groups: KeyGroupRange | None) -> list[int] | None:
-    """The JSON form of key groups."""
     return None if groups is None else [groups.start, groups.end]
 
 

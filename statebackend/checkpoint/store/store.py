@@ -61,8 +61,8 @@ class CheckpointStore(CheckpointReader):
     ``retain`` may be a ``timedelta``: a checkpoint goes when it is older than that, and not one of the newest two.
     Making one touches nothing; reading needs nothing more. `open_for_writing` takes an epoch, which ends that
     of every other writer. ``single_writer`` is needed where nothing can keep a second writer out: on mounts that have
-    neither links nor exclusive renames, and in object stores without conditional writes. Whoever passes it vouches that
-    there is none.
+    neither links nor exclusive renames, and in object stores without conditional writes. By passing it you vouch that
+    there is no second writer.
     ``compression`` of data files is ``"zstd"``, ``"lz4"`` or None; it may change from one opening to the next.
     ``encryption`` is a picklable object with the methods ``encrypt`` and ``decrypt``, both of a file's name, an offset
     in it and a block of bytes; a store is made with it or without, and stays so.
@@ -324,7 +324,12 @@ class CheckpointStore(CheckpointReader):
         self, checkpoint_id: int | None, ended: Callable[[DataWriter], None] | None
     ) -> DataWriter:
         if checkpoint_id is not None:
-            _check_id(checkpoint_id)
+            try:
+                integer(checkpoint_id, "the checkpoint id")
+            except Malformed as error:
+                raise UsageError(
+                    f"no snapshot can be taken: {error}", hint="write int(...) of a numpy number"
+                ) from None
         epoch = self._writer.epoch
         builds_on = self._retention.names_of(None if checkpoint_id is None else self._retention.newest)
         encryption = agreed(self._writer.metadata.encryption, self.encryption, self.uri)
@@ -509,7 +514,7 @@ class CheckpointStore(CheckpointReader):
         with self._lock:
             self._in_flight.pop(writer, None)
 
-    # --- beginning anew, going back, another time, a state less ---
+    # --- restart, rewind, other times, dropped states ---
 
     @property
     def incarnation(self) -> str:
@@ -523,7 +528,7 @@ class CheckpointStore(CheckpointReader):
         return self._writer.state
 
     def restart(self, *, begins_at: int = 0, first_batch: int | None = None) -> None:
-        """Drop every checkpoint, so that ids may begin anew. What the store is for stays.
+        """Drop every checkpoint, so that ids may start again. The purpose of the store stays.
 
         One entry of the log does it; removing the files follows.
         """
@@ -667,15 +672,6 @@ def target_for(store: CheckpointStore | DataWriter, checkpoint_id: int) -> DataW
             hint=f"write store.data_writer({checkpoint_id}) where the store is open",
         )
     return store
-
-
-def _check_id(checkpoint_id: int) -> None:
-    try:
-        integer(checkpoint_id, "the checkpoint id")
-    except Malformed as error:
-        raise UsageError(
-            f"no snapshot can be taken: {error}", hint="write int(...) of a numpy number"
-        ) from None
 
 
 def _milliseconds(jump: int | datetime.timedelta | None) -> int | None:
