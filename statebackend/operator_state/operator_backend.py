@@ -231,7 +231,7 @@ class OperatorStateBackend:
         self._snapshots.aborted(checkpoint_id)
 
     def savepoint(self, store_or_uri: Any) -> Savepoint:
-        """Write all contents, as they are now, beside the keyed state in the folder of a savepoint. O(elements).
+        """Write all contents, as they are now, next to the keyed state in the folder of a savepoint. O(elements).
 
         The savepoint has the time of the restored batch, if any, unless the keyed state has a time.
 
@@ -313,7 +313,7 @@ class OperatorStateBackend:
 
 
 def _restored(restore: Any, subtask_index: int, parallelism: int) -> OperatorContents:
-    """The share of an instance in what is to be restored."""
+    """The share of an instance in the contents to restore."""
     if isinstance(restore, Checkpoint):
         return restored_contents(restore, subtask_index, parallelism)
     if _is_savepoint(restore):

@@ -80,7 +80,7 @@ class OperatorListState(ListState[T]):
         return StateView(self.mode, self.descriptor.config()["types"], self._elements)
 
     def keep(self) -> tuple[_Elements, int]:
-        """What `put_back` needs to return to the list as it is now. O(1); what is appended later costs no copy."""
+        """The argument with which `put_back` returns to the list as it is now. O(1); later appends cost no copy."""
         return self._elements, len(self._elements)
 
     def put_back(self, kept: tuple[_Elements, int] | None) -> None:

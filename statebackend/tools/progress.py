@@ -29,7 +29,7 @@ class Progress:
         self._has_line = False
 
     def advance(self, done: int) -> None:
-        """Add to what is done, and do what is to be done meanwhile."""
+        """Add finished work, and call ``meanwhile``."""
         self._done += done
         if self._meanwhile is not None:
             self._meanwhile()

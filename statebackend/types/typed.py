@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    #: A value or an element, and what is read where there is none.
+    #: A value or an element, and the result where there is none.
     T = TypeVar("T", default=Any)
     A = TypeVar("A", default=None)
     #: The keys and the values of a map.
     K = TypeVar("K", default=Any)
     V = TypeVar("V", default=Any)
-    #: What is added, what it is gathered in, and the result.
+    #: The input, the accumulator and the result.
     IN = TypeVar("IN", default=Any)
     ACC = TypeVar("ACC", default=Any)
     OUT = TypeVar("OUT", default=Any)

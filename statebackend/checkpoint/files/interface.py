@@ -107,7 +107,7 @@ class FileSink(ABC):
 
     @abstractmethod
     def sync_written(self) -> None:
-        """Make durable what has been written so far, as far as that is possible, so that `finish` has less to do."""
+        """Make the bytes written so far durable, as far as possible, so that `finish` has less to do."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -174,7 +174,7 @@ class StoreFiles(ABC):
             raise
 
     def room(self) -> int | None:
-        """The bytes that can still be written; None if there is no limit, or none that can be told."""
+        """The bytes that can still be written; None if there is no limit, or it is not known."""
         return None
 
     @abstractmethod

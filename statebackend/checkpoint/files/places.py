@@ -31,7 +31,7 @@ from statebackend.checkpoint.files.objects import ObjectFiles, ObjectSink
 from statebackend.checkpoint.files.posix import NO_LINKS, PosixFiles, PosixSink
 from statebackend.errors import UsageError
 
-#: The errors of `link` that say that these two files cannot be one, beside those of a system without links.
+#: The errors of `link` for two files that cannot be one, and of a system without links.
 _NOT_HERE = {errno.EXDEV, *NO_LINKS}
 #: Random bytes in the name of a file while it is written.
 _TOKEN = 8
@@ -89,7 +89,7 @@ class Place(ABC):
         self._files.remove(name)
 
     def tidy(self, name: str) -> None:  # noqa: B027 - where nothing can be left, there is nothing to do
-        """Remove what a process that was killed while it made this name may have left beside it."""
+        """Remove the files that a process may have left in this folder when it was killed while making this name."""
 
     def settle(self, name: str) -> None:  # noqa: B027 - an object that can be seen is durable
         """Make an existing file durable: its maker may have been killed, or failed, before that."""

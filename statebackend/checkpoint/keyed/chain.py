@@ -2,7 +2,7 @@
 
     committed ---- in flight ---- in flight ---- now
         |              |              |
-     chain.point   flight.point   flight.point       points: what has changed since can be read
+     chain.point   flight.point   flight.point       points: later changes can be read
         |
      base + deltas, and perhaps a file that will replace some of them: several deltas in one, or a new base, which has
      a point of its own
@@ -16,7 +16,7 @@ The module also decides which files of a checkpoint are merged, so that files st
 A file belongs to a tier by its size; each tier begins at eight times the size at which the one below begins. Eight
 neighbours of one tier are merged into one file, which then usually belongs to the next tier. So a change is written
 once for each tier on its way, and a restore usually opens at most seven files of a tier. The number of tiers grows with
-the logarithm of what has changed. When the deltas have outgrown the base, a new base is written from memory instead.
+the logarithm of the changes. When the deltas have outgrown the base, a new base is written from memory instead.
 
 >>> run_to_merge([5_000] * 8)
 range(0, 8)
@@ -37,7 +37,7 @@ from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StoredFile
 from statebackend.checkpoint.store.pending import SnapshotInFlight
 
-#: A moment since which a backend can tell what has changed. What it is, only that backend knows.
+#: A moment since which a backend can read the changes. Only that backend knows its type.
 Point: TypeAlias = Any
 
 
@@ -69,7 +69,7 @@ class Points(ABC):
         return rows <= 0 or any(map(rows.__le__, itertools.accumulate(self.row_counts())))
 
     def is_outgrown(self, point: Point) -> bool:
-        """Return True if keeping what has changed since a point costs more than it can be worth; asked often."""
+        """Return True if keeping the changes since a point costs more than they are worth; asked often."""
         return False
 
 
@@ -174,7 +174,7 @@ class Flight(SnapshotInFlight):
         #: The times of its batch.
         self.now = now
         self.watermark = watermark
-        #: What it builds on; None: it is a base.
+        #: The checkpoint it builds on; None for a base.
         self.chain = chain
         #: All files that it consists of; None until they are written.
         self.files: tuple[StoredFile, ...] | None = None

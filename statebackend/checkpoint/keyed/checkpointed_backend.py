@@ -56,7 +56,7 @@ _TIMER_STATES = [timer_state(domain) for domain in DOMAINS]
 
 
 class CheckpointedKeyedBackend(BaseKeyedStateBackend):
-    """The shared part. A backend writes the methods under "to be written", beside those of the base class."""
+    """The shared part. A backend writes the methods under "to be written", and those of the base class."""
 
     def __init__(self, key_type: object, *, restore: object = (), **options: Any) -> None:
         super().__init__(key_type, **options)
@@ -73,7 +73,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     def _open_view(self, expired_at: ExpiredAt) -> RowSource:
         """All rows of this moment. O(states).
 
-        What has expired at its times is left out of states that are cleaned up in full snapshots.
+        States that are cleaned up in full snapshots leave out values that have expired at these times.
         """
 
     @abstractmethod
@@ -99,7 +99,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     # --- restoring ---
 
     def _restore(self) -> None:
-        """Read what was given to restore from; called once, when the backend is ready."""
+        """Read the checkpoint or savepoint to restore; called once, when the backend is ready."""
         given, self._checkpoint_to_restore = self._checkpoint_to_restore, None
         #: Its points need what the backend makes after its part of `__init__`.
         self._log = SnapshotLog(self._make_points(), None)
@@ -268,8 +268,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         Given is the path or uri of a new folder, which the instances of a job share, or a store, which keeps it below
         ``savepoints``. Waits until all is durable.
 
-        Its time is what the clock told the last operation that may have changed something, if this backend was given
-        a clock and has worked; otherwise that of the checkpoint it was restored from, or committed last; or None.
+        Its time is the clock's time at the last operation that may have changed something, if this backend has a clock
+        and has worked. Otherwise it is the time of the checkpoint that was restored or committed last, or None.
 
         >>> import tempfile
         >>> from statebackend.state import ValueStateDescriptor

@@ -170,7 +170,7 @@ def _joined(lists: pa.ChunkedArray, starts: Rows) -> pa.Array:
 
 #: After so many failures in a row, the time to the next attempt does not grow any more.
 _MOST_DOUBLINGS = 10
-#: Room that is left for batches, beside a large file; beside a small one, four times what that takes.
+#: Bytes to leave free for batches next to a large file; next to a small file, four times its size.
 _SPARE = 64 << 20
 #: Snapshots until the disk is asked again for room.
 _PAUSE = 16
@@ -203,7 +203,7 @@ class Patience:
 
 
 def has_room(writer: DataWriter, expected: int) -> bool:
-    """Return True if the disk can take a file of about this size, and batches beside it, as far as can be told."""
+    """Return True if the disk can take a file of about this size and the next batches, as far as is known."""
     room = writer.room()
     return room is None or room >= expected + expected // 4 + min(_SPARE, 4 * expected)
 

@@ -1,6 +1,6 @@
 """Files that a database has made itself, in checkpoints: who reads them.
 
-Only a database of the same kind can read them. A backend that is no such database reads rows out of them: the module
+Only a database of the same kind can read them. Every other backend reads rows out of them: the module
 that does so lies above this one, and is loaded when the first of these files is found.
 """
 
@@ -26,7 +26,7 @@ class NativeRows(NamedTuple):
     """The rows of a state in such files, as often as they are asked for."""
 
     read: Callable[[], Iterator[GroupedBatch]]
-    #: True if they lie in the backend's own database.
+    #: True if they are in the backend's own database.
     is_held: bool = False
 
 

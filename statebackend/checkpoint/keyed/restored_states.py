@@ -51,7 +51,7 @@ class StoredRows:
         self._held = source
 
     def take_changes(self) -> StoredRows:
-        """Take out what comes after the rows that are held."""
+        """Take out the rows after the rows that are held."""
         changes = StoredRows()
         changes._sources, self._sources = self._sources, []
         return changes
@@ -174,7 +174,7 @@ def read_checkpoint(
 ) -> RestoredStates:
     """The states of some key groups. Checks every byte of their rows, which are read when they are asked for.
 
-    What lies in a database's own files, ``open_native`` reads.
+    ``open_native`` reads the files of a database.
     """
     if not isinstance(checkpoint, Checkpoint):
         raise UsageError(
@@ -195,7 +195,7 @@ def read_checkpoint(
 
 
 def check_use(snapshot: StateSnapshot, checkpoint: Checkpoint, key_type: Type, max_parallelism: int) -> None:
-    """Raise unless a backend of this type of key, and so many key groups, can have what is in a snapshot."""
+    """Raise unless a backend with this key type and number of key groups can restore a snapshot."""
     where = f"checkpoint {checkpoint.id}"
     check_key_type(snapshot.extra.get("key_type"), key_type, "checkpoint", where)
     groups = snapshot.extra.get("max_parallelism")

@@ -22,10 +22,10 @@ from statebackend.state import StateTtlConfig
 
 
 class ExpiredAt(NamedTuple):
-    """The times of the last commit, by which full snapshots leave out what has expired; None: nothing has."""
+    """The times of the last commit, by which full snapshots leave out expired values; None: no value has expired."""
 
     now: int | None = None
-    #: That of states in event time.
+    #: The time of states in event time.
     watermark: int | None = None
 
     def of(self, config: StateTtlConfig | None) -> int | None:

@@ -1,6 +1,6 @@
 """The history of a backend's snapshots: those in flight, the newest committed one, and the files the next builds on.
 
-It has the work of a snapshot's writing thread, too: one data file, and the description of what was taken.
+It also has the work of a snapshot's writing thread: one data file and the description of the snapshot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 class TakenStates:
     """The states at the time of a snapshot. A state that is declared again gets another descriptor.
 
-    Snapshots share it until something is declared; what is known of it is computed once, on first use.
+    Snapshots share it until a state is declared. Its properties are computed once, on first use.
     """
 
     def __init__(self, declared: tuple[StateDescriptor, ...], undeclared: tuple[RestoredState, ...]) -> None:
@@ -87,7 +87,7 @@ class TakenRows(NamedTuple):
     #: States that are not declared, which a base holds too.
     undeclared: tuple[RestoredState, ...]
     key_groups: KeyGroupRange
-    #: Told when the file is there: what has expired is counted where it was left out.
+    #: Called when the file is complete, to count the expired values that were left out.
     wrote: Callable[[RowSource], None]
 
     def write(self, writer: DataWriter) -> tuple[StoredFile, ...]:
@@ -158,9 +158,9 @@ class SnapshotLog:
 
     def __init__(self, points: Points, committed_now: int | None) -> None:
         self._points = points
-        #: The time of the newest checkpoint that is known to be committed: what has expired is left out by it.
+        #: The time of the newest checkpoint that is known to be committed. Values expired by then are left out.
         self.committed_now = committed_now
-        #: Its watermark, by which states in event time leave out what has expired; None if it has none.
+        #: Its watermark, by which states in event time leave out expired values; None if it has none.
         self.committed_watermark: int | None = None
         #: The merging of deltas, or the writing of a base, that goes on in the background.
         self.rewriting: Rewriting | None = None
@@ -196,7 +196,7 @@ class SnapshotLog:
         tell(self._flights, checkpoint_id, is_committed=False)
 
     def rolled_back(self) -> None:
-        """State has gone back to a mark. Points behind it are void; what was written since them is of no use."""
+        """State has gone back to a mark. Points behind it are void, and files written since then are useless."""
         if self._chain is not None and not self._points.is_valid(self._chain.point):
             self._points.drop(self._chain.point)
         rewriting = self.rewriting
@@ -204,7 +204,7 @@ class SnapshotLog:
             self._give_up(rewriting)
 
     def settle(self) -> None:
-        """Let what has been committed become the chain, and forget what was given up."""
+        """Make the newest committed snapshot the chain, and forget aborted snapshots."""
         landed = [at for at, flight in enumerate(self._flights) if flight.has_landed]
         if landed:
             self._land(landed[-1])
@@ -241,7 +241,7 @@ class SnapshotLog:
     # --- what the next snapshot builds on ---
 
     def chain_for(self, target: DataWriter) -> Chain | None:
-        """The chain, with what has been rewritten in it; None if the next file is to be a base."""
+        """The chain, with its rewritten files; None if the next file must be a base."""
         self._adopt_rewritten()
         chain, points = self._chain, self._points
         if chain is None or not points.is_valid(chain.point) or not chain.is_kept_for(target):

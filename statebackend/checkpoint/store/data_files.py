@@ -60,7 +60,7 @@ class DataFile(io.RawIOBase):
         self._pending = bytearray()
         #: Bytes that were given, apart from those that are pending.
         self._given = 0
-        #: Of what is stored, which is longer if it is encrypted.
+        #: Bytes as stored, which are more if the file is encrypted.
         self._size = 0
         self._checksum = 0
         self._blocks = None if encryption is None else EncryptedBlocks(encryption, name)
@@ -173,7 +173,7 @@ class DataWriter:
     """Makes data files in the folder of one epoch, and removes them again if they are not needed.
 
     Picklable: other processes on the same files may write for the writer of the epoch, which commits. They call
-    `sync` before they hand over what they have written. A snapshot needs to know nothing else of its store: here are
+    `sync` before they hand over their files. A snapshot needs to know nothing else of its store: here are
     the epoch, the names that it may build on, and a place for files.
     """
 
@@ -289,7 +289,7 @@ class DataWriter:
             return file.finish()
 
     def room(self) -> int | None:
-        """The bytes that the place of the store can still take; None if that cannot be told."""
+        """The bytes that the place of the store can still take; None if that is not known."""
         return self._files.room()
 
     def read_back(self, file: StoredFile) -> pa.NativeFile:
@@ -299,7 +299,7 @@ class DataWriter:
             return source if self._encryption is None else self._encryption.open(file.name, source)
 
     def verify(self, file: StoredFile) -> None:
-        """Read a finished file again, and compare what is stored with its checksum. O(bytes)."""
+        """Read a finished file again, and compare the stored bytes with its checksum. O(bytes)."""
         checksum = size = 0
         with storing(f"reading {file.name}"), self._files.open_input(file.name) as source:
             while chunk := source.read(1 << 20):

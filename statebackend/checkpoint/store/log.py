@@ -124,7 +124,7 @@ class Restart(NamedTuple):
 
 @dataclass(frozen=True)
 class LogState(Checked):
-    """What is kept, and what follows from all that was done to the store."""
+    """The checkpoints that are kept, and the effect of all other changes to the store."""
 
     #: The incarnation of checkpoints that are committed from now on; at first, the id of the store.
     incarnation: str

@@ -1,7 +1,7 @@
 """The content of a checkpoint: the files that it names, and the states in them.
 
-A `StateSnapshot` is the part that one subtask wrote for one checkpoint; a `Manifest` joins those of all subtasks. All
-are immutable and JSON-able.
+A `StateSnapshot` is the part that one subtask wrote for one checkpoint. A `Manifest` joins the snapshots of all
+subtasks. All are immutable and JSON-able.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class StateSnapshot(Checked):
 
     @classmethod
     def _read(cls, data: object, states: CheckedStates | None = None) -> StateSnapshot:
-        """Read the JSON form; ``states`` are those that lie in a file of their own."""
+        """Read the JSON form; ``states`` are given if they are in a file of their own."""
         names = {"id", "epoch", "subtask", "parallelism", "key_groups", "files", "states", "now", "extra"}
         members = members_of(data, "a snapshot", names)
         return made(
@@ -252,7 +252,7 @@ class Manifest(Checked):
     batch: dict[str, Any] = dataclasses.field(default_factory=dict)
     #: The files of each output, by its name.
     outputs: dict[str, tuple[StoredFile, ...]] = dataclasses.field(default_factory=dict)
-    #: The files in which snapshots lie, in the order of snapshots; None for one that lies in the manifest itself.
+    #: The files in which snapshots lie, in the order of snapshots; None for a snapshot in the manifest itself.
     parts: tuple[StoredFile | None, ...] = ()
     #: The files in which the states of snapshots are described, likewise.
     described: tuple[StoredFile | None, ...] = ()
@@ -390,7 +390,7 @@ def _again(
 def _snapshot_json(
     snapshot: StateSnapshot, part: StoredFile | None, described: StoredFile | None
 ) -> JsonObject:
-    """A snapshot in a manifest, which names the files of what lies elsewhere."""
+    """A snapshot in a manifest; parts in other files are given by these files."""
     made: JsonObject = snapshot.to_json() if part is None else {"part": part.to_json()}
     if described is not None:
         made["states"] = {"part": described.to_json()}
@@ -398,7 +398,7 @@ def _snapshot_json(
 
 
 def _files_of(data: JsonObject) -> tuple[StoredFile | None, StoredFile | None]:
-    """The file in which a snapshot lies, and that of its states; None for what lies in the manifest."""
+    """The file of a snapshot and the file of its states; None for a part in the manifest itself."""
     part, states = data.get("part"), data.get("states")
     if part is not None:
         members_of(data, "a snapshot", {"part"}, {"states"})
@@ -546,7 +546,7 @@ class Parts:
         return found
 
     def keep_only(self, manifest: Manifest) -> None:
-        """Forget what was read of other manifests."""
+        """Forget the parts of other manifests."""
         named = {part.name for part in (*manifest.parts, *manifest.described) if part is not None}
         self._snapshots = {name: each for name, each in list(self._snapshots.items()) if name in named}
         self._states = {name: each for name, each in list(self._states.items()) if name in named}

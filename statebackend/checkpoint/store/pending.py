@@ -143,7 +143,7 @@ def tell(snapshots: Iterable[SnapshotInFlight], checkpoint_id: int, *, is_commit
 class PendingSnapshot:
     """The result of `snapshot`: the view is taken, the files are being written.
 
-    To abort, the asking thread calls ``abort``, which makes ``write`` stop and remove what it has made. The
+    To abort, the asking thread calls ``abort``, which makes ``write`` stop and remove its files. The
     interpreter waits for the writing when it ends.
 
     >>> from statebackend.checkpoint.store.manifest import StateSnapshot
@@ -186,7 +186,7 @@ class PendingSnapshot:
         return self._written.result()
 
     def abort(self) -> None:
-        """Give up the snapshot and remove what it has written. Idempotent; does nothing once it is committed.
+        """Give up the snapshot and remove its files. Idempotent; does nothing once it is committed.
 
         `CheckpointStore.abort` does so for all snapshots of an id.
         """

@@ -43,7 +43,7 @@ _GRACE = 3600.0
 
 @dataclass(frozen=True)
 class PinFile(Checked):
-    """The content of a pin: the checkpoint, the end of the lease in milliseconds since 1970, and what it holds."""
+    """The content of a pin: the checkpoint, the end of the lease in milliseconds since 1970, and its files."""
 
     checkpoint_id: int
     epoch: int

@@ -47,7 +47,7 @@ class Retention:
     def committed(
         self, key: Key, names: Collection[str] | None, at: float = 0.0, outputs: Collection[str] = ()
     ) -> None:
-        """Note a checkpoint that is there, was committed at that time, and names these files and, beside them, outputs.
+        """Note an existing checkpoint, committed at that time, which names these files and, in addition, outputs.
 
         None for ``names`` if its manifest cannot be read.
         """
@@ -87,7 +87,7 @@ class Retention:
         return [key for key in ordered[: max(len(ordered) - _FEWEST, 0)] if self._at[key] < oldest]
 
     def dropped(self, key: Key) -> None:
-        """Note that a checkpoint has been dropped: what it alone named may be removed."""
+        """Note that a checkpoint has been dropped: files that only it named may be removed."""
         own = self._named.pop(key)
         self._at.pop(key)
         self._unreadable -= own is None

@@ -313,7 +313,7 @@ def _stored_state(data: object) -> StoredState:
 class PartWriter:
     """Writes the files of a part, and its description at the end of the ``with`` block.
 
-    On any earlier error it removes what it has written.
+    On any earlier error it removes its files.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The store of checkpoints: who writes, what is committed, what is retained.
+"""The store of checkpoints: its writer, commits and retention.
 
 >>> import tempfile
 >>> folder = tempfile.TemporaryDirectory()
@@ -56,7 +56,7 @@ class CheckpointStore(CheckpointReader):
     """A store of checkpoints, of which the newest ``retain`` are kept.
 
     It lies at a path, or in an object store, at ``s3://``, ``gs://`` or ``abfss://``, which takes the ``options`` of
-    obstore beside those that obstore finds in the environment.
+    obstore in addition to those that obstore finds in the environment.
 
     ``retain`` may be a ``timedelta``: a checkpoint goes when it is older than that, and not one of the newest two.
     Making one touches nothing; reading needs nothing more. `open_for_writing` takes an epoch, which ends that
@@ -172,7 +172,7 @@ class CheckpointStore(CheckpointReader):
 
         A new store is made for this query, type of keys and number of key groups; an existing one must have
         been made for them: `StateMigrationError` for another key type or ``max_parallelism``, `UsageError` for
-        another query. What is None is not compared.
+        another query. Arguments that are None are not compared.
 
         Every other writer is fenced: its commits raise `CommitConflictError` from now on. With ``refuse_live``
         a writer that is known to be alive makes this call raise `UsageError` instead; on shared file systems
@@ -310,9 +310,10 @@ class CheckpointStore(CheckpointReader):
             return writer
 
     def data_writer(self, checkpoint_id: int | None = None) -> DataWriter:
-        """The same for another process, to be pickled. This process does not know what it makes: discard it.
+        """The same for another process, to be pickled. This process does not know its files: discard them.
 
-        Until a checkpoint of this id or a later one is committed, or this one aborted, what it may build on is kept.
+        The files that it may build on are kept until a checkpoint of this id or a later one is committed, or this one
+        is aborted.
         """
         with self._lock:
             writer = self._data_writer(checkpoint_id, None)
@@ -347,11 +348,11 @@ class CheckpointStore(CheckpointReader):
         batch: Mapping[str, object] | None = None,
         progress: Mapping[str, object] | None = None,
     ) -> Checkpoint:
-        """Publish a checkpoint: from the return of this call on, it is what a restart finds. Durable.
+        """Publish a checkpoint: once this call has returned, a restart finds it. Durable.
 
         ``snapshots``, one of each subtask, may be given as JSON; ``outputs`` are the batch's, by name, and ``files``
-        belong to none of these. ``now`` is that of the snapshots unless given; ``batch`` tells it from other batches of
-        this number, and ``progress`` is free. The same call drops the checkpoints that are not retained any longer.
+        belong to none of these. ``now`` is by default the time of the snapshots. ``batch`` tells it from other batches
+        of this number, and ``progress`` is free. The same call drops the checkpoints that are no longer retained.
 
         `CommitConflictError`: this id is committed already, or another writer has opened the store. Nothing
         has been published then, and nothing removed: `abort` does that. `CorruptCheckpointError`: a file is
@@ -493,7 +494,7 @@ class CheckpointStore(CheckpointReader):
     def discard(self, snapshot: StateSnapshot | Mapping[str, object]) -> None:
         """Remove the files of a snapshot that another process made for this writer and that is given up.
 
-        Only what lies in the folder of this epoch and is named by no checkpoint is removed. This is for a process that
+        Only files in the folder of this epoch that no checkpoint names are removed. This is for a process that
         is gone: one that goes on may still build on some of the files, and removes the others itself when it is told,
         by `notify_checkpoint_aborted`.
         """
@@ -523,7 +524,7 @@ class CheckpointStore(CheckpointReader):
 
     @property
     def done(self) -> LogState:
-        """What is kept, and what was done to the store beside commits."""
+        """The state of the log: the kept checkpoints, and the changes other than commits."""
         _ = self._writer.epoch
         return self._writer.state
 
@@ -544,7 +545,7 @@ class CheckpointStore(CheckpointReader):
             )
 
     def rewind(self, to: int | None) -> list[Checkpoint]:
-        """Drop every checkpoint after ``to``, or all for None; what was dropped, oldest first.
+        """Drop every checkpoint after ``to``, or all for None; return the dropped ones, oldest first.
 
         `UsageError` if ``to`` is not there, `CorruptCheckpointError` if it is damaged: every file of it is read first.
         One entry of the log does it; removing the files follows. For None, states that were dropped from the source of
@@ -613,11 +614,11 @@ class CheckpointStore(CheckpointReader):
         if any(writer.checkpoint_id is not None for writer in self._in_flight):
             raise UsageError("snapshots are in flight", hint="commit or abort them first")
         for writer in list(self._in_flight):
-            writer.abort()  # what is merged in the background would be named by nothing
+            writer.abort()  # no manifest would name files that are merged in the background
         self._lent = {}
 
     def _change(self, kind: str, state: LogState, **what: Any) -> None:
-        """Append a record of something other than a commit, and remove what it drops."""
+        """Append a record of a change other than a commit, and remove the checkpoints that it drops."""
         dropped = [key for key in self._writer.state.kept if not state.keeps(key)]
         record = Record(kind, self._writer.epoch, entry_name(self._writer.next_sequence), **what)
         self._writer.append(
@@ -635,7 +636,7 @@ class CheckpointStore(CheckpointReader):
     # --- the end ---
 
     def close(self) -> None:
-        """Stop being the writer: abort what is in flight and remove what retention has put off. Idempotent.
+        """Stop being the writer: abort snapshots in flight and remove files that retention has put off. Idempotent.
 
         The store may be opened for writing again. Nothing needs this call: a crash leaves the same checkpoints.
         """
