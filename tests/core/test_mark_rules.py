@@ -213,15 +213,6 @@ class TestDirtySet(MapRules):
         table.put(3, -3)
         assert table.dirty(second) == {(3, 0)}
 
-    def test_releasing_a_newer_mark_leaves_the_older_ones_all_changes(self):
-        core, table = self.chained(1, 2)
-        first = core.mark()
-        second = core.mark()
-        table.put(1, -1)
-        core.release(second)
-        table.put(2, -2)
-        assert table.dirty(first) == {(1, 0), (2, 0)}
-
     def test_what_rehash_moves_is_not_dirty(self):
         core, table, _ = self.rehashing(64)
         mark = core.mark()

@@ -64,18 +64,6 @@ class TestSnapshots(MapRules):
         assert table.map_info(0)["used_slots"] == len(table)
         assert table.map_info(0)["directories"] == 0
 
-    @pytest.mark.parametrize("order", ORDERS, ids=str)
-    def test_snapshots_of_an_untouched_map_are_released_in_any_order(self, order):
-        core, table = self.chained(1, 2)
-        views = [core.snapshot() for _ in range(4)]
-        table.put(1, -1)
-        for number in order:
-            assert view_contents(views[number], table) == {1: 1, 2: 2}
-            views[number].release()
-            table.put(2, -number)
-        reclaim(core)
-        assert table.map_info(0)["used_slots"] == 2
-
     def test_when_the_newest_is_released_only_the_older_ones_cost_clones(self):
         core, table = self.chained(1)
         with core.snapshot() as older:

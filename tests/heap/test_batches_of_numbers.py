@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 from collections.abc import Callable
@@ -179,41 +178,4 @@ def test_batches_give_what_a_dict_gives(
     check(list(model.held))
     for view, _ in views:
         view.release()
-    keyed.close()
-
-
-@pytest.mark.parametrize("kind", LIMITS)
-@pytest.mark.parametrize("nulls", [False, True])
-def test_a_sum_that_overflows_changes_nothing(kind: str, nulls: bool) -> None:
-    clock = ManualClock(1_000)
-    keyed = sb.create_backend("heap", threads=1).create_keyed_backend(int, clock=clock)
-    state = state_of(keyed, "sum", kind, StateTtlConfig(TTL) if nulls else None)
-    keys = np.arange(5_000)
-    state.add_many(keys, pa.array([1] * 5_000, ARROW[kind]))
-    view = keyed.core.snapshot()
-    values: list[int | None] = [None if nulls and row % 10 == 0 else 7 for row in range(5_000)]
-    values[4_321] = LIMITS[kind]
-    clock.set(1_050)
-    with pytest.raises(OverflowError):
-        state.add_many(keys, pa.array(values, ARROW[kind]))
-    view.release()
-    assert state.get_many(keys).to_pylist() == [1] * 5_000
-    clock.set(1_099)
-    state.add_many([1], [LIMITS[kind] - 1])
-    assert state.get_many([1]).to_pylist() == [LIMITS[kind]]
-    clock.set(1_100)
-    assert len(state.get_many(keys).drop_null()) == (1 if nulls else 5_000)
-    assert len(state.plain) == (1 if nulls else 5_000)
-    keyed.close()
-
-
-def test_one_call_agrees_with_many(np_rng: np.random.Generator) -> None:
-    """Sums of doubles depend on their order: a batch adds in the order of its rows."""
-    keyed = sb.create_backend("heap", threads=2).create_keyed_backend(int)
-    keys, values = np_rng.integers(0, 50, 4_000), np_rng.random(4_000) * 10.0 ** np_rng.integers(-9, 9, 4_000)
-    state = keyed.get_reducing_state(sb.ReducingStateDescriptor("v", "sum", "double"))
-    state.add_many(keys, values)
-    for key in range(50):
-        mine = values[keys == key].tolist()
-        assert state.get_many([key]).to_pylist() == [functools.reduce(lambda a, b: a + b, mine)]
     keyed.close()

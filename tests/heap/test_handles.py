@@ -182,31 +182,6 @@ def test_finalisers_may_do_anything(what: str, how: str, act: str) -> None:
     keyed.close()
 
 
-def test_objects_are_dropped_exactly_once(keyed: Any) -> None:
-    thing = object()
-    before = sys.getrefcount(thing)
-    value = keyed.get_value_state(ValueStateDescriptor("v", PICKLE))
-    counts = keyed.get_map_state(MapStateDescriptor("m", int, PICKLE))
-    things = keyed.get_list_state(ListStateDescriptor("l", PICKLE))
-    for _ in range(3):
-        value.update(thing)
-        counts.put_all({1: thing, 2: thing})
-        things.update([thing, thing])
-        things.add(thing)
-    assert sys.getrefcount(thing) == before + 6
-    mark, view = keyed.mark(), keyed.core.snapshot()
-    value.update(1)
-    counts.clear()
-    things.clear()
-    keyed.rollback(mark)
-    keyed.clear_key()
-    keyed.release(mark)
-    view.release()
-    while keyed.core.advance(1000):
-        pass
-    assert sys.getrefcount(thing) == before
-
-
 # --- the aliasing rule -----------------------------------------------------------------------------------------------
 
 

@@ -63,6 +63,13 @@ def test_reading_again_does_not_make_a_change_in_place_good_but_storing_does(kin
         assert read() == ["a", "b"]
         store(things)
         keyed.release(keyed.mark())
+        for _ in range(2):
+            assert read() == ["a", "b"]
+            keyed.release(keyed.mark())
+        if kind is not of_reduced:  # whose function gets the objects themselves
+            store([*read(), "c"])
+            keyed.release(keyed.mark())
+            store(["a", "b"])
         read().append("c")
         assert read() == ["a", "b", "c"]
         with pytest.raises(sb.MutationError, match="type list was changed in place"):
@@ -113,24 +120,6 @@ def test_a_change_of_what_was_given_to_a_list_is_found() -> None:
         given.append("c")
         with pytest.raises(sb.MutationError, match="type list was changed in place"):
             keyed.mark()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_change_that_is_stored_is_none(kind: Any) -> None:
-    with strict() as keyed:
-        read, store = kind(keyed)
-        for element in ("b", "c"):
-            store([*read(), element])
-            keyed.release(keyed.mark())
-        assert read() == ["a", "b", "c"]
-
-
-def test_reading_is_no_change() -> None:
-    with strict() as keyed:
-        read, _ = of_value(keyed)
-        for _ in range(3):
-            assert read() == ["a"]
-            keyed.release(keyed.mark())
 
 
 def test_declared_types_are_not_watched() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -243,20 +243,26 @@ def test_timers_respect_the_memory_limit() -> None:
         assert list(keyed.timers.due(10**6)) == list(range(registered))
 
 
+def succeeds(nth: int, call: Callable[[], Any]) -> bool:
+    """Call while the n-th allocation fails; whether it did without."""
+    fail_allocation(nth)
+    try:
+        call()
+    except MemoryError:
+        return False
+    finally:
+        fail_allocation(0)
+    return True
+
+
 def test_without_memory_a_timer_is_registered_or_not(keyed: Any) -> None:
     for domain in ("event", "processing"):
         for key in range(3_000):
             keyed.set_current_key(key)
             before = keyed.timers.count(domain)
-            fail_allocation(1 + key % 3)
-            try:
-                keyed.timers.register(key, domain)
-            except MemoryError:
+            if not succeeds(1 + key % 3, lambda key=key, domain=domain: keyed.timers.register(key, domain)):
                 assert keyed.timers.count(domain) == before
-                fail_allocation(0)
                 keyed.timers.register(key, domain)
-            finally:
-                fail_allocation(0)
             assert keyed.timers.count(domain) == before + 1
     check(keyed)
     assert len(list(keyed.timers.due(10_000))) == 3_000
@@ -269,21 +275,18 @@ def test_without_memory_a_timer_is_removed_or_not(keyed: Any, action: str) -> No
         keyed.set_current_key(key)
         keyed.timers.register(key)
     mark = keyed.mark()
+
+    def fire() -> None:
+        next(keyed.timers.due(n))
+
     for key in range(n):
         before = keyed.timers.count()
         for nth in range(1, 4):
             keyed.set_current_key(key)
-            fail_allocation(nth)
-            try:
-                if action == "delete":
-                    keyed.timers.delete(key)
-                else:
-                    next(keyed.timers.due(n))
+            remove = (lambda key=key: keyed.timers.delete(key)) if action == "delete" else fire
+            if succeeds(nth, remove):
                 break
-            except MemoryError:
-                assert keyed.timers.count() == before
-            finally:
-                fail_allocation(0)
+            assert keyed.timers.count() == before
         else:
             keyed.set_current_key(key)
             keyed.timers.delete(key)
@@ -307,13 +310,7 @@ def test_a_rollback_that_lacks_memory_midway_can_be_repeated(keyed: Any) -> None
     view = keyed.core.snapshot()
     failed = 0
     for nth in range(1, 40):
-        fail_allocation(nth)
-        try:
-            keyed.core.rollback(mark)
-        except MemoryError:
-            failed += 1
-        finally:
-            fail_allocation(0)
+        failed += not succeeds(nth, lambda: keyed.core.rollback(mark))
         keyed.timers.next_due()
         keyed.set_current_key(1)
         keyed.timers.register(7)

@@ -153,23 +153,3 @@ def test_a_timer_of_the_map_state_is_not_registered_again_in_the_entry_of_its_ke
     keyed.timers.delete(20)
     assert list(keyed.timers.due(100)) == [30, 40]
     assert [len(table) for table in handle._tables()] == [0, 0, 0]
-
-
-def test_changes_bring_back_no_timer_and_lose_none_when_they_change_places(
-    keyed: Any, key_type: type
-) -> None:
-    keyed.set_current_key(key_type(1))
-    for time in (10, 20):
-        keyed.timers.register(time)
-    before = in_a_full_snapshot(keyed)
-    mark = keyed.mark()
-    keyed.timers.delete(20)
-    assert after_changes(keyed, mark, before) == in_a_full_snapshot(keyed)  # 10 has not changed
-    keyed.timers.delete(10)
-    for time in (20, 30, 10):
-        keyed.timers.register(time)
-    assert keyed.timers.pending() == [10, 20, 30]
-    assert after_changes(keyed, mark, before) == in_a_full_snapshot(keyed)
-    for time in (10, 20):
-        keyed.timers.delete(time)
-    assert after_changes(keyed, mark, before) == in_a_full_snapshot(keyed)
