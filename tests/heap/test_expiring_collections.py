@@ -25,7 +25,7 @@ class Running:
     """A state with a time to live of as many milliseconds, for one key."""
 
     def __init__(self, descriptor: Any, ttl: int, options: dict[str, Any], **made: Any) -> None:
-        self.clock, self.is_idle = ManualClock(), options is IDLE
+        self.clock = ManualClock()
         self.descriptor = descriptor.enable_time_to_live(sb.StateTtlConfig(ttl, **options))
         self.keyed: Any = sb.create_backend("heap", threads=1).create_keyed_backend(
             int, max_parallelism=1, clock=self.clock, **made
@@ -47,8 +47,7 @@ class Running:
         """One element for each millisecond, and what has expired goes."""
         for now in range(first, last):
             self.at(now).add(now)
-            if self.is_idle:
-                self.keyed.advance(10)
+            self.keyed.advance(10)
 
 
 def costs_as_much(measure: Callable[[int], float], small: int = SMALL, large: int = LARGE) -> None:
@@ -71,21 +70,6 @@ def lists() -> Any:
 
 def maps() -> Any:
     return sb.MapStateDescriptor("map", int, int)
-
-
-@pytest.mark.parametrize("options", [IDLE, {}], ids=["idle", "accesses"])
-def test_an_element_expires_from_a_long_list_as_from_a_short_one(options: dict[str, Any]) -> None:
-    def measure(length: int) -> float:
-        run = Running(lists(), length, options)
-        run.slide(0, length)
-        took = timed(run.slide, length, length + LARGE)
-        assert run.live_elements() <= length + 1, "what has expired goes at once"
-        assert run.state.get() == list(range(LARGE, length + LARGE))
-        run.state.plain._check()
-        run.keyed.close()
-        return took
-
-    costs_as_much(measure)
 
 
 def test_exists_looks_at_no_element_of_a_list() -> None:
@@ -197,31 +181,6 @@ def test_a_delta_brings_nothing_back_and_holds_a_list_that_only_grew_by_what_is_
     store.close()
 
 
-def test_exists_asks_what_has_expired_once() -> None:
-    def measure(entries: int) -> float:
-        run = Running(maps(), 1_000, OFF)
-        run.state.put_all(dict.fromkeys(range(entries), 1))
-        run.at(500).put(-1, 1)
-        run.at(1_200)
-
-        def ask() -> None:
-            for _ in range(LARGE // 20):
-                assert run.state.exists()
-                assert not run.state.is_empty()
-            assert list(run.keyed.keys("map")) == [1]
-
-        assert run.state.exists()
-        took = timed(ask)
-        run.state.remove(-1)
-        assert not run.state.exists()
-        took += timed(lambda: [run.state.exists() for _ in range(1_000)])
-        run.state.plain_map._check()
-        run.keyed.close()
-        return took
-
-    costs_as_much(measure)
-
-
 def test_exists_sees_what_a_rollback_brings_back_before_what_has_expired_since() -> None:
     run = Running(maps(), 100, OFF)
     run.at(50).put_all({1: 1, 2: 1})
@@ -237,24 +196,6 @@ def test_exists_sees_what_a_rollback_brings_back_before_what_has_expired_since()
     run.keyed.release(mark)
     run.state.plain_map._check()
     run.keyed.close()
-
-
-def test_an_iteration_that_shows_what_has_expired_finds_its_place_at_once() -> None:
-    """Half of the entries have expired, and lie behind those that live."""
-
-    def measure(entries: int) -> float:
-        run = Running(maps(), 1_000, SHOW)
-        run.state.put_all(dict.fromkeys(range(entries), 1))
-        run.at(500).put_all(dict.fromkeys(range(entries // 2), 2))
-        run.at(1_200)
-        found: list[Any] = []
-        took = timed(lambda: found.extend(run.state.items()))
-        assert found == [(number, 2 if number < entries // 2 else 1) for number in range(entries)]
-        assert list(run.state) == list(range(entries // 2))
-        run.keyed.close()
-        return took / entries
-
-    costs_as_much(measure, 160, 16_000)
 
 
 def test_an_iterator_steps_back_when_the_entry_that_it_returned_last_goes() -> None:

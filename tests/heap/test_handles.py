@@ -18,7 +18,7 @@ from statebackend._core.core_probe import rows_in
 from statebackend._core.memory import arena
 from statebackend.backends import available_backends
 from statebackend.backends.heap import HeapBackend
-from statebackend.errors import ClosedError, SerializationTypeError
+from statebackend.errors import ClosedError
 from statebackend.keys import VOID
 from statebackend.state import (
     FoldingStateDescriptor,
@@ -300,27 +300,6 @@ def test_a_map_that_expired_wholly_ends_its_iterators_and_one_that_was_cleared_d
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
-
-
-def test_integer_keys_at_the_ends_of_their_widths() -> None:
-    for declared, bits in (("bigint", 64), ("int", 32), ("smallint", 16), ("tinyint", 8)):
-        with HeapBackend().create_keyed_backend(declared) as keyed:
-            state = keyed.get_value_state(ValueStateDescriptor("s", declared))
-            ends = [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1, 0, -1]
-            for key in ends:
-                keyed.set_current_key(key)
-                state.update(key)
-            for key in ends:
-                keyed.set_current_key(key)
-                assert state.value() == key
-            for beyond in (2 ** (bits - 1), -(2 ** (bits - 1)) - 1, 2**80, -(2**80)):
-                with pytest.raises(OverflowError):
-                    keyed.set_current_key(beyond)
-                with pytest.raises(OverflowError):
-                    state.update(beyond)
-            with pytest.raises(SerializationTypeError):
-                keyed.set_current_key(True)
-            assert keyed.current_key == -1
 
 
 def test_text_keys_live_as_long_as_they_are_current() -> None:
