@@ -1,16 +1,14 @@
-"""Runs of keys: the bytes of keys, the map keys that are expected, and states that hold what was written."""
+"""Runs of keys: the bytes of keys, and the map keys that are expected."""
 
 from __future__ import annotations
 
 import collections
-import random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import statebackend as sb
 from statebackend import types as t
 from statebackend._core.core_probe import StateTable, bytes_of_short_key
 from statebackend._core.handles.look_ahead import _map_keys_expected
@@ -95,56 +93,3 @@ def test_map_keys_of_any_length() -> None:
     short, longer = b"k" * 32, b"k" * 33
     looked_up = [(1, short), (2, short), (3, longer), (4, longer), (5, b""), (6, b"")]
     assert map_keys_expected(looked_up) == [b"", short]
-
-
-KEYS: dict[str, tuple[t.Type, Any]] = {
-    "pair": (t.TUPLE(t.LONG, t.LONG), lambda i: (i << 33, -i)),
-    "mixed": (
-        t.TUPLE(t.LONG, t.STRING, t.BYTES, t.BOOL, t.INT),
-        lambda i: (i, f"n{i}", b"%d" % i, i % 2 == 0, i % 9),
-    ),
-    "nulls": (t.TUPLE(t.LONG, t.STRING), lambda i: (None if i % 3 else i << 40, None if i % 2 else f"n{i}")),
-    "row": (t.ROW(a=t.LONG, b=t.LONG), lambda i: Pair(i << 20, i)),
-    "text": (t.STRING, lambda i: f"user-{i:010d}"),
-    "bytes": (t.BYTES, lambda i: b"user-%010d" % i),
-    "long text": (t.STRING, lambda i: "k" * (i % 70) + str(i)),
-    "number": (t.LONG, lambda i: i << 30),
-}
-
-
-def backend_of(declared: t.Type, **options: Any) -> Any:
-    return sb.create_backend("heap").create_keyed_backend(declared, **options)
-
-
-@pytest.mark.parametrize("name", KEYS)
-def test_states_hold_what_was_written_in_any_order_of_keys(name: str) -> None:
-    declared, make = KEYS[name]
-    keyed = backend_of(declared)
-    state = keyed.get_state(sb.ValueStateDescriptor("v", t.LONG))
-    texts = keyed.get_state(sb.ListStateDescriptor("l", t.STRING))
-    marks = keyed.get_state(sb.MapStateDescriptor("m", t.LONG, t.LONG))
-    rng, model = random.Random(11), {}
-    for turn in range(30):
-        numbers = [rng.randrange(3000) for _ in range(rng.randrange(1, 300))]
-        keys = [make(number) for number in numbers]
-        if turn % 3 == 1:
-            keys.reverse()
-        if turn % 3 == 2:
-            rng.shuffle(keys)
-        keyed.set_current_namespace(("n", turn % 2))
-        for i, key in enumerate(keyed.each(keys)):
-            if i % 40 == 39:
-                keyed.set_current_key(make(1))  # a run goes on after a key that is not in it
-                keyed.set_current_key(key)
-            if i % 50 == 49:
-                keyed.set_current_namespace(("n", (turn + i) % 2))
-            at = tuple(key) if isinstance(key, tuple) else key, keyed._namespace
-            assert state.value() == model.get(at)
-            model[at] = turn * 1000 + i
-            state.update(turn * 1000 + i)
-            texts.add(str(i))
-            marks.put(i % 3, i)
-            current = keyed.current_key
-            assert (tuple(current) if isinstance(current, tuple) else current) == at[0]
-    assert keyed.num_entries() == 3 * len(model)
-    keyed.close()

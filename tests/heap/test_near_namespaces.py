@@ -11,7 +11,6 @@ import pytest
 
 from statebackend.backends.heap import HeapBackend
 from statebackend.backends.heap import keyed as keyed_module
-from statebackend.errors import StateBackendError
 from statebackend.keys import VOID, TimeWindow, encode_namespace
 from statebackend.state import ValueStateDescriptor
 
@@ -56,28 +55,6 @@ def test_windows_in_turn_are_encoded_once_each(monkeypatch: pytest.MonkeyPatch) 
                 state.update(1_000 * turn + number)
                 assert keyed._namespace == encode_namespace(window)
         assert given == windows
-
-
-def test_equal_objects_of_other_types_are_other_namespaces(keyed: Any) -> None:
-    state = keyed.get_value_state(ValueStateDescriptor("s", int))
-    spaces = [1, "1", b"1", TimeWindow(0, 1), VOID, 0, "", b"", -1, 2**40, ("1",), (1,)]
-    for _ in range(3):
-        for number, space in enumerate(spaces):
-            keyed.set_current_namespace(space)
-            state.update(number)
-    for number, space in enumerate(spaces):
-        keyed.set_current_namespace(space)
-        assert state.value() == number
-        assert keyed._namespace == encode_namespace(space)
-
-
-@pytest.mark.parametrize("wrong", [1.0, None, [1], {}])
-def test_what_is_no_namespace_is_refused_though_it_equals_one(keyed: Any, wrong: Any) -> None:
-    for _ in range(3):
-        keyed.set_current_namespace(1)
-        with pytest.raises((StateBackendError, TypeError)):
-            keyed.set_current_namespace(wrong)
-        assert keyed.current_namespace == 1
 
 
 def test_a_number_that_went_to_another_namespace_is_not_used(keyed: Any) -> None:
