@@ -9,13 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from local_spark import spark
+from sink_jobs import sink_job
 
 import statebackend as sb
 from statebackend.checkpoint import CheckpointReader
 from statebackend.spark import sinks
 
-__all__ = ["spark"]
 pytestmark = pytest.mark.spark
 
 #: The type of each column, and another for it.
@@ -41,26 +40,12 @@ TYPES = {
 }
 
 
-class Same(sb.KeyedProcessFunction):
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-
-    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
-        yield {name: getattr(row, name, None) for name in self.names}
-
-
-def run(
-    spark: Any, folder: Path, sink: Any, types: dict[str, str], batch_id: int, store: str = "state"
-) -> Any:
-    """A run of the query for one batch, with these columns in its output."""
+def run(folder: Path, sink: Any, types: dict[str, str], batch_id: int, store: str = "state") -> None:
+    """A run of the query for one batch of a row, with these columns in its output, most of them null."""
     ddl = ", ".join(f"`{name}` {kind}" for name, kind in {"user": "string", **types}.items())
-    batches = sb.spark.stateful(
-        Same(["user", *types]), key="user", schema=ddl, checkpoint=folder / store, sink=sink, name="a query"
-    )
-    try:
-        batches(spark.createDataFrame([("a", batch_id), ("b", batch_id)], "user string, l bigint"), batch_id)
-    finally:
-        batches.close()
+    row = {"user": "a", "l": batch_id if types.get("l") == "bigint" else None}
+    with sink_job(folder / store, sink, ddl) as job:
+        job.run(batch_id, pa.Table.from_pylist([row], pa.schema(list(sb.types.of(ddl).arrow))))
 
 
 def refusal(*arguments: Any, **options: Any) -> str:
@@ -71,43 +56,37 @@ def refusal(*arguments: Any, **options: Any) -> str:
     return str(caught.value)
 
 
-def sink_of(kind: str, path: Path) -> Any:
-    return {"parquet": sinks.parquet, "delta": sinks.delta}[kind](path)
-
-
-@pytest.mark.parametrize("kind", ["parquet", "delta"])
-def test_sink_refuses_another_type_in_a_column(spark: Any, tmp_path: Path, kind: str) -> None:
-    sink, before = sink_of(kind, tmp_path / "out"), {name: old for name, (old, _) in TYPES.items()}
-    run(spark, tmp_path, sink, before, 0)
+@pytest.mark.parametrize("make", [sinks.parquet, sinks.delta])
+def test_sink_refuses_another_type_in_a_column(tmp_path: Path, make: Any) -> None:
+    sink, before = make(tmp_path / "out"), {name: old for name, (old, _) in TYPES.items()}
+    run(tmp_path, sink, before, 0)
     for name, (_, other) in TYPES.items():
-        text = refusal(spark, tmp_path, sink, {**before, name: other}, 1)
+        text = refusal(tmp_path, sink, {**before, name: other}, 1)
         assert f"{name} is " in text, "the column is named"
         assert text.count(" in the output") == 1, "no other is"
     assert CheckpointReader(tmp_path / "state").latest() == 0, "nothing has been committed"
-    run(spark, tmp_path, sink, before, 1)
+    run(tmp_path, sink, before, 1)
     # Rows that another output, or another query, has brought there count too.
-    refusal(spark, tmp_path, sink, {**before, "l": "string"}, 0, store="other")
+    refusal(tmp_path, sink, {**before, "l": "string"}, 0, store="other")
 
 
-def test_publishing_takes_more_columns_and_knows_those_of_older_files(spark: Any, tmp_path: Path) -> None:
+def test_publishing_takes_more_columns_and_knows_those_of_older_files(tmp_path: Path) -> None:
     sink = sinks.parquet(tmp_path / "out")
-    run(spark, tmp_path, sink, {"l": "bigint"}, 0)
-    run(spark, tmp_path, sink, {"n": "bigint"}, 1)
-    assert "l is int64" in refusal(spark, tmp_path, sink, {"n": "bigint", "l": "string"}, 2)
-    run(spark, tmp_path, sink, {"n": "bigint", "l": "bigint"}, 2)
+    run(tmp_path, sink, {"l": "bigint"}, 0)
+    run(tmp_path, sink, {"n": "bigint"}, 1)
+    assert "l is int64" in refusal(tmp_path, sink, {"n": "bigint", "l": "string"}, 2)
+    run(tmp_path, sink, {"n": "bigint", "l": "bigint"}, 2)
     found = sorted(os.listdir(tmp_path / "out"))
     assert [pq.read_schema(tmp_path / "out" / name).names[1:] for name in found] == [["l"], ["n"], ["n", "l"]]
     for name in found:  # they are the user's to remove
         (tmp_path / "out" / name).unlink()
-    run(spark, tmp_path, sink, {"n": "string"}, 3)
+    run(tmp_path, sink, {"n": "string"}, 3)
 
 
-def test_publishing_opens_one_file_at_a_start(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publishing_opens_one_file_at_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = sinks.parquet(tmp_path / "out")
     for batch_id in range(3):
-        run(spark, tmp_path, sink, {"l": "bigint"}, batch_id)
+        run(tmp_path, sink, {"l": "bigint"}, batch_id)
     opened: list[str] = []
     open_input = type(sink._place).open_input  # type: ignore[attr-defined]
 
@@ -121,18 +100,18 @@ def test_publishing_opens_one_file_at_a_start(
     assert opened[0].startswith("batch-00000002-")
 
 
-def test_publishing_in_partitions_knows_the_types_of_their_columns(spark: Any, tmp_path: Path) -> None:
+def test_publishing_in_partitions_knows_the_types_of_their_columns(tmp_path: Path) -> None:
     sink = sinks.parquet(tmp_path / "out", partition_by="l")
-    run(spark, tmp_path, sink, {"l": "bigint", "n": "int"}, 0)
+    run(tmp_path, sink, {"l": "bigint", "n": "int"}, 0)
     for name, other in (("l", "string"), ("n", "string")):
-        assert f"{name} is " in refusal(spark, tmp_path, sink, {"l": "bigint", "n": "int", name: other}, 1)
-    run(spark, tmp_path, sink, {"l": "bigint", "n": "int"}, 1)
+        assert f"{name} is " in refusal(tmp_path, sink, {"l": "bigint", "n": "int", name: other}, 1)
+    run(tmp_path, sink, {"l": "bigint", "n": "int"}, 1)
 
 
 def test_outputs_with_other_types_are_not_published_to_one_folder(tmp_path: Path) -> None:
     def made(path: Path) -> Any:
         return sb.spark.stateful(
-            Same([]),
+            sb.map_with_state(lambda row, n: (row, n), int),
             key="user",
             schema={"totals": "user string, n bigint", "late": "user string, n string"},
             checkpoint=tmp_path / "state",

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import pyarrow as pa
 import pytest
-from sink_faults import BATCHES, FailsAfter, fill
-from spark_streams import DDL, Fails, Stream, numbers, spark, stream
+from sink_faults import BATCHES, fill
+from sink_jobs import sink_job
+from spark_streams import DDL, FULL, Stream, spark, stream
 
 import statebackend as sb
 from statebackend.errors import StoreError
@@ -54,40 +56,12 @@ def test_each_batch_is_one_commit(stream: Stream) -> None:
     assert stream.spark.read.parquet(*opened.file_uris()).count() == len(ROWS)
 
 
-@pytest.mark.parametrize("where", ["after", "between"])
-def test_a_batch_that_is_delivered_again_is_there_once(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    fill(stream)
-    table = stream.folder / "totals"
-    sink = delta(table)
-    if where == "after":
-        FailsAfter(monkeypatch, sink, 0, 2)
-    else:
-        # The commit is made; what follows it in the sink is not.
-        fail, original = Fails(1, 3), type(sink)._sync
-
-        def sync(self: Any, version: int) -> Any:
-            fail(version)
-            return original(self, version)
-
-        monkeypatch.setattr(type(sink), "_sync", sync)
-    for _ in range(2):
-        assert "Outage" in stream.fails(stream.batches(sink=sink))
-    batches = stream.batches(sink=sink)
-    stream.run(batches)
-    assert rows_of(table) == ROWS
-    assert commits(table).count("WRITE") == 3
-    assert batches.last_progress["sinks"][0]["how"] == "there"
-
-
-def test_of_two_drivers_with_one_batch_one_writes(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_drivers_with_one_batch_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second has looked at the table before the first has committed, and commits after it."""
-    stream.add(numbers(("a", 1)))
-    table = stream.folder / "totals"
+    table = tmp_path / "totals"
     sink = delta(table)
     other, given = pickle.loads(pickle.dumps(sink)), []
-    opened = type(sink)._opened
+    opened, original = type(sink)._opened, type(sink).deliver
 
     def deliver(self: Any, delivery: Delivery) -> Any:
         given.append(delivery)
@@ -100,103 +74,67 @@ def test_of_two_drivers_with_one_batch_one_writes(stream: Stream, monkeypatch: p
             assert other.deliver(given[0])["how"] == "written"
         return found
 
-    original = type(sink).deliver
     monkeypatch.setattr(type(sink), "deliver", deliver)
     monkeypatch.setattr(type(sink), "_opened", slow)
-    batches = stream.batches(sink=sink)
-    stream.run(batches)
-    assert batches.last_progress["sinks"][0]["how"] == "there"
-    assert rows_of(table) == [("a", 1)]
+    with sink_job(tmp_path / "state", sink) as job:
+        assert job.run(0)[0]["how"] == "there"
+    assert rows_of(table) == [("a", 0), ("b", 1)]
     assert commits(table) == ["CREATE TABLE", "WRITE"]
 
 
-def test_a_rewind_takes_batches_back(stream: Stream) -> None:
-    fill(stream)
-    table = stream.folder / "totals"
-    stream.run(stream.batches(sink=delta(table), retain=3))
-    taken = sb.tools.rewind(stream.state, to=0, sink=delta(table))
+def test_a_rewind_takes_batches_back(tmp_path: Path) -> None:
+    state, table = tmp_path / "state", tmp_path / "totals"
+    with sink_job(state, delta(table), retain=3) as job:
+        for batch_id in range(3):
+            job.run(batch_id)
+    taken = sb.tools.rewind(state, to=0, sink=delta(table))
     assert [each.removed for each in taken.taken_back] == [
         (f"delta[{table}], version 2",),
         (f"delta[{table}], version 3",),
     ]
     assert all("transaction statebackend/" in each.targets["main"] for each in taken.taken_back)
-    assert rows_of(table) == sorted(BATCHES[0])
+    assert rows_of(table) == [("a", 0), ("b", 1)]
     assert commits(table)[4:] == ["RESTORE", "RESTORE"]
     # Taken back once: a second time there is nothing to do.
-    incarnation = taken.taken_back[0].incarnation
-    assert delta(table).take_back(2, incarnation) == []
+    assert delta(table).take_back(2, taken.taken_back[0].incarnation) == []
     # The batches run anew, under the same numbers and another incarnation.
-    for batch_id in (1, 2):
-        stream.lose(batch_id, "offsets", "commits")
-    stream.run(stream.batches(sink=delta(table)))
-    assert rows_of(table) == ROWS
+    with sink_job(state, delta(table)) as job:
+        assert [job.run(batch_id)[0]["how"] for batch_id in (1, 2)] == ["written", "written"]
+    assert len(rows_of(table)) == 6
 
 
-def test_what_others_have_written_is_not_taken_back(stream: Stream) -> None:
-    fill(stream)
-    table = stream.folder / "totals"
-    stream.run(stream.batches(sink=delta(table)))
-    deltalake.write_deltalake(
-        str(table), deltalake.DeltaTable(str(table)).to_pyarrow_table().slice(0, 1), mode="append"
-    )
-    with pytest.raises(sb.UsageError, match="has been written to since"):
-        sb.tools.rewind(stream.state, to=1, sink=delta(table))
-    assert len(rows_of(table)) == len(ROWS) + 1
-    assert sb.CheckpointStore(stream.state).latest() == 2, "nothing has changed"
+def test_every_type(tmp_path: Path) -> None:
+    table = tmp_path / "all"
+    ddl = "user string, " + DDL.replace("user ", "owner ")
+    row = {**FULL, "user": "a", "owner": FULL["user"], "m": list(FULL["m"].items())}
+    given = pa.Table.from_pylist([row], pa.schema(list(sb.types.of(ddl).arrow)))
+    with sink_job(tmp_path / "state", delta(table, partition_by="day"), ddl) as job:
+        job.run(0, given)
+    (found,) = deltalake.DeltaTable(str(table)).to_pyarrow_table().to_pylist()
+    (wanted,) = given.to_pylist()
+    assert {name: found[name] for name in wanted} == wanted
+    assert (table / f"day={FULL['day']}").is_dir()
 
 
-def test_every_type(stream: Stream) -> None:
-    columns = stream.spark.sql("select 1").selectExpr(
-        "named_struct('id', cast(1.5 as decimal(10,2)), 'at', timestamp'2020-01-01 00:00:00') user",
-        "1 i",
-        "cast(2 as smallint) s",
-        "cast(3 as tinyint) t",
-        "cast(1.5 as float) f",
-        "2.5D d",
-        "true b",
-        "cast('x' as binary) bin",
-        "date'2020-01-02' day",
-        "timestamp'2020-01-01 12:00:00' at",
-        "timestamp_ntz'2020-01-01 12:00:00' local",
-        "cast(1 as decimal(38,18)) dec",
-        "array('x', null) tags",
-        "map('k', named_struct('x', 1, 'y', array(1L, 2L))) m",
-        "named_struct('a', named_struct('b', 'c')) nest",
-        "cast(null as string) `a b`",
-    )
-    stream.add(columns.toArrow())
+def test_refusals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    state, table = tmp_path / "state", tmp_path / "totals"
 
-    class Same(sb.KeyedProcessFunction):
-        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
-            yield row
+    def begin(sink: Any) -> None:
+        with sink_job(state, sink):
+            pass
 
-    table = stream.folder / "all"
-    stream.run(stream.batches(Same(), sink=delta(table, partition_by="day"), schema=DDL))
-    (row,) = deltalake.DeltaTable(str(table)).to_pyarrow_table().to_pylist()
-    (wanted,) = columns.toArrow().to_pylist()
-    assert {name: row[name] for name in wanted} == wanted
-    assert (table / "day=2020-01-02").is_dir()
-
-
-def test_refusals(stream: Stream, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    stream.add(numbers(("a", 1)))
-    table = stream.folder / "totals"
     with pytest.raises(sb.UsageError, match="no column 'day' to partition by"):
-        stream.batches(sink=delta(table, partition_by="day"))
+        begin(delta(table, partition_by="day"))
     with pytest.raises(sb.UsageError, match="given by its path"):
         delta("")
-    stream.run(stream.batches(sink=delta(table, partition_by=["user"])))
-    message = stream.fails(
-        stream.batches(sink=delta(table, partition_by="total"), checkpoint=tmp_path / "third"),
-        checkpoint="third stream",
-    )
-    assert "partitioned by other columns" in message
-    assert rows_of(table) == [("a", 1)]
+    begin(delta(table, partition_by=["user"]))
+    with pytest.raises(sb.UsageError, match="partitioned by other columns"):
+        begin(delta(table, partition_by="v"))
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError) as caught:
-        delta(tmp_path / "file").prepare(numbers().schema)
+        delta(tmp_path / "file").prepare(pa.schema({"user": pa.string()}))
     assert caught.value.code == "STORE.DELTA"
     monkeypatch.setitem(sys.modules, "deltalake", None)
     monkeypatch.setitem(sys.modules, "deltalake.exceptions", None)
     with pytest.raises(sb.UsageError, match="pip install deltalake"):
-        stream.batches(sink=delta(table))
+        begin(delta(table))

@@ -24,6 +24,10 @@ class Killed(BaseException):
     """The process is gone here."""
 
 
+def killed(*arguments: Any) -> Any:
+    raise Killed
+
+
 class Synced:
     """What the sink makes durable, by names relative to the table."""
 
@@ -59,9 +63,6 @@ def test_a_commit_that_was_not_made_durable_is_when_the_batch_comes_again(
     table = tmp_path / "a b"
     synced = Synced(monkeypatch, table)
     sink = delta(table if form == "path" else table.as_uri())
-
-    def killed(self: Any, version: int) -> Any:
-        raise Killed
 
     with sink_job(tmp_path / "state", sink) as job, monkeypatch.context() as patched:
         assert synced.files == ["_delta_log/00000000000000000000.json"]
@@ -119,9 +120,6 @@ def test_a_rewind_that_is_killed_loses_nothing(
 
     def expected(*batches: int) -> list[int]:
         return sorted(copies * [v for each in batches for v in (each * 10, each * 10 + 1)])
-
-    def killed(*arguments: Any) -> Any:
-        raise Killed
 
     with sink_job(state, sink, schema) as job:
         job.run(0)
@@ -199,16 +197,13 @@ def test_a_sink_that_refuses_leaves_one_batch_half_taken_back(tmp_path: Path, fo
     assert rows(other) == [0, 1, 10, 11, 20, 21, 30, 31, 99]
 
 
-INT, FLOAT, TEXT = pa.int32(), pa.float64(), pa.string()
+INT, TEXT = pa.int32(), pa.string()
 
 
 @pytest.mark.parametrize(
     ("there", "differs"),
     [
         ({"v": pa.int64()}, "user is missing in the table and string in the output"),
-        ({"user": TEXT, "v": INT}, "v is int32 in the table and int64 in the output"),
-        ({"user": TEXT, "v": TEXT}, "v is string in the table and int64 in the output"),
-        ({"user": TEXT, "v": FLOAT}, "v is double in the table and int64 in the output"),
         ({"user": TEXT, "v": pa.int64(), "n": INT}, "n is int32 in the table and missing in the output"),
         ({"V": pa.int64(), "user": TEXT}, "v is missing in the table and int64 in the output; V is int64 in"),
     ],
@@ -226,24 +221,15 @@ def test_other_columns_are_refused_before_a_batch_is_committed(
     assert sb.CheckpointStore(state).latest() is None
 
 
-def test_columns_in_another_order_are_the_same_columns(tmp_path: Path) -> None:
+def test_columns_may_have_another_order_and_one_that_is_added_meanwhile_is_named(tmp_path: Path) -> None:
     table = tmp_path / "table"
     deltalake.DeltaTable.create(str(table), pa.schema({"v": pa.int64(), "user": TEXT}))
     with sink_job(tmp_path / "state", delta(table)) as job:
         job.run(0)
-    assert deltalake.DeltaTable(str(table)).to_pyarrow_table().sort_by("v").to_pylist() == [
-        {"v": 0, "user": "a"},
-        {"v": 1, "user": "b"},
-    ]
-
-
-def test_a_column_that_is_added_meanwhile_is_named(tmp_path: Path) -> None:
-    table = tmp_path / "table"
-    with sink_job(tmp_path / "state", delta(table)) as job:
-        job.run(0)
-        deltalake.DeltaTable(str(table)).alter.add_columns(
-            [deltalake.Field("more", deltalake.schema.PrimitiveType("string"))]
-        )
+        opened = deltalake.DeltaTable(str(table))
+        found = opened.to_pyarrow_table().sort_by("v").to_pylist()
+        assert found == [{"v": 0, "user": "a"}, {"v": 1, "user": "b"}]
+        opened.alter.add_columns([deltalake.Field("more", deltalake.schema.PrimitiveType("string"))])
         with pytest.raises(sb.UsageError, match="more is string in the table and missing in the output"):
             job.run(1)
     assert rows(table) == [0, 1]
@@ -290,9 +276,6 @@ def test_a_restore_that_was_not_made_durable_is_when_it_is_asked_for_again(
     with sink_job(state, sink) as job:
         job.run(0)
         job.run(1)
-
-    def killed(self: Any, version: int) -> Any:
-        raise Killed
 
     with monkeypatch.context() as patched:
         patched.setattr(type(sink), "_sync", killed)

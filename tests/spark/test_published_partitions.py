@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import StreamingQueryException
 from sink_faults import FailsAfter
+from sink_jobs import sink_job
 from spark_streams import Outage, Stream, spark, stream
 
 import statebackend as sb
 from statebackend.checkpoint.files import open_place
 from statebackend.checkpoint.files.places import PosixPlace
+from statebackend.runtime.progress import Figures
 from statebackend.spark.sinks import parquet
 from statebackend.spark.sinks.published import FOLDER, Listed, SinkLog
 
@@ -33,43 +34,41 @@ DAYS = [datetime.date(2024, 1, 1), datetime.date(2024, 1, 2), None]
 TEXTS = ["x/y", "50%", "", None, "é: =*?", "mon"]
 
 
-class Everything(sb.KeyedProcessFunction):
-    """A row out for each row in, with values for the folders."""
-
+class Same(sb.KeyedProcessFunction):
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
-        yield (
-            row.user,
-            row.n,
-            DAYS[row.n % len(DAYS)],
-            TEXTS[row.n % len(TEXTS)],
-            [True, False, None][row.n % 3],
-        )
+        yield row
 
 
-def fill(stream: Stream, batches: int = 3, rows: int = 40) -> None:
-    for batch in range(batches):
-        numbers = list(range(batch * rows, (batch + 1) * rows))
-        stream.add(pa.table({"user": [f"u{n % 5}" for n in numbers], "n": numbers}))
-
-
-def wanted(count: int, empty: str | None = "") -> list[tuple[Any, ...]]:
-    """All rows of the first so many numbers, with this in the place of an empty text."""
+def wanted(numbers: Iterable[int], empty: str | None = "") -> list[tuple[Any, ...]]:
+    """The rows of these numbers, with this in the place of an empty text."""
     texts = [empty if text == "" else text for text in TEXTS]
-    rows = [
+    return [
         (f"u{n % 5}", n, DAYS[n % len(DAYS)], texts[n % len(TEXTS)], [True, False, None][n % 3])
-        for n in range(count)
+        for n in numbers
     ]
-    return sorted(rows, key=lambda row: row[1])
 
 
-def read(stream: Stream, out: Path) -> list[tuple[Any, ...]]:
-    frame = stream.spark.read.schema(SCHEMA).parquet(str(out))
-    rows = frame.select("user", "total", "day", "`a b`", "ok").collect()
+def table(*numbers: int) -> pa.Table:
+    schema = pa.schema(list(sb.types.of(SCHEMA).arrow))
+    return pa.Table.from_pylist(
+        [dict(zip(schema.names, row, strict=True)) for row in wanted(numbers)], schema
+    )
+
+
+def of_batch(batch: int) -> pa.Table:
+    """Forty rows."""
+    return table(*range(40 * batch, 40 * batch + 40))
+
+
+def run(state: Path, sink: Any, batches: Iterable[int] = range(3), **options: Any) -> list[Figures]:
+    """Run these batches; the figures of the sink for each."""
+    with sink_job(state, sink, SCHEMA, **options) as job:
+        return [job.run(batch, of_batch(batch))[0] for batch in batches]
+
+
+def read(spark: Any, out: Path) -> list[tuple[Any, ...]]:
+    rows = spark.read.schema(SCHEMA).parquet(str(out)).select("user", "total", "day", "`a b`", "ok").collect()
     return sorted((tuple(row) for row in rows), key=lambda row: row[1])
-
-
-def batches(stream: Stream, sink: Any, **options: Any) -> Any:
-    return stream.batches(Everything(), sink=sink, schema=SCHEMA, **options)
 
 
 def files_below(out: Path) -> set[str]:
@@ -77,28 +76,20 @@ def files_below(out: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("by", ["day", ["a b"], ["ok", "day"], ["user"]], ids=str)
-def test_rows_come_back_from_their_partitions(stream: Stream, by: Any) -> None:
-    fill(stream)
-    out = stream.folder / "out"
-    made = batches(stream, parquet(out, partition_by=by))
-    stream.run(made)
+def test_rows_come_back_from_their_partitions(spark: Any, tmp_path: Path, by: Any) -> None:
+    out = tmp_path / "out"
+    figures = run(tmp_path / "state", parquet(out, partition_by=by))[-1]
     # A folder cannot be named after nothing: Hive takes it for null.
-    assert read(stream, out) == wanted(120, empty=None if "a b" in by else "")
+    assert read(spark, out) == wanted(range(120), empty=None if "a b" in by else "")
     names = [by] if isinstance(by, str) else by
     for name in files_below(out):
         assert [folder.split("=")[0] for folder in name.split("/")[:-1]] == names
         assert not set(names) & set(pq.read_schema(out / name).names), "the folder has them"
-    (figures,) = made.last_progress["sinks"]
     assert (figures["how"], figures["numFiles"]) == ("linked", len(files_below(out)) // 3)
-
-
-def test_pandas_reads_the_partitions(stream: Stream) -> None:
-    fill(stream)
-    out = stream.folder / "out"
-    stream.run(batches(stream, parquet(out, partition_by="user")))
-    frame = pd.read_parquet(out)
-    assert sorted(frame["total"]) == list(range(120))
-    assert all(f"u{n % 5}" == user for n, user in zip(frame["total"], frame["user"], strict=True))
+    if by == ["user"]:
+        frame = pd.read_parquet(out)
+        assert sorted(frame["total"]) == list(range(120))
+        assert all(f"u{n % 5}" == user for n, user in zip(frame["total"], frame["user"], strict=True))
 
 
 class Stops(PosixPlace):
@@ -124,27 +115,30 @@ for _name in ("write", "adopt", "prepare", "remove"):
     setattr(Stops, _name, stopping(_name))
 
 
-def test_files_from_before_the_log_are_seen_whatever_fails(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job whose batches may have several files from now on, as on executors, begins with what is there."""
-    fill(stream, batches=1, rows=12)
-    out = stream.folder / "out"
-    stream.run(batches(stream, parquet(out)))
-    stream.add(pa.table({"user": ["a"], "n": [12]}))
+@pytest.fixture
+def stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sinks that are made from now on are at a place that stops."""
     monkeypatch.setattr(
         "statebackend.spark.sinks.published.open_place", lambda path, options: Stops(str(path))
     )
+
+
+@pytest.mark.usefixtures("stops")
+def test_files_from_before_the_log_are_seen_whatever_fails(spark: Any, tmp_path: Path) -> None:
+    """A job whose batches may have several files from now on, as on executors, begins with what is there."""
+    out = tmp_path / "out"
+    with sink_job(tmp_path / "state", parquet(out), SCHEMA) as job:
+        job.run(0, table(*range(12)))
     steps = 0
     while True:
         sink = parquet(out)
         sink.check("main", pa.schema([]), most_files=2)
         Stops.left = steps
-        with suppress(StreamingQueryException):
-            stream.run(batches(stream, sink))
+        with suppress(Outage), sink_job(tmp_path / "state", sink, SCHEMA) as job:
+            job.run(1, table(12))
         Stops.left = 10**9
         if (out / FOLDER / "0").exists() or not (out / FOLDER).exists():
-            seen = [row[1] for row in read(stream, out)]
+            seen = [row[1] for row in read(spark, out)]
             assert seen in (list(range(12)), list(range(13))), steps
             if len(seen) == 13 and (out / FOLDER / "1").exists():
                 break
@@ -153,38 +147,35 @@ def test_files_from_before_the_log_are_seen_whatever_fails(
 
 
 @pytest.mark.parametrize(("first", "then"), [((), "day"), ("day", ()), ("day", "user")])
-def test_a_folder_with_other_partitions_is_refused(stream: Stream, first: Any, then: Any) -> None:
-    fill(stream)
-    out = stream.folder / "out"
-    stream.run(batches(stream, parquet(out, partition_by=first)))
-    stream.add(pa.table({"user": ["a"], "n": [120]}))
-    refused = stream.fails(batches(stream, parquet(out, partition_by=then)))
-    assert "USAGE.PUBLISHED" in refused
-    assert "partitioned in another way" in refused
-    stream.run(batches(stream, parquet(out, partition_by=first)))
-    assert len(read(stream, out)) == 121
+def test_a_folder_with_other_partitions_is_refused(tmp_path: Path, first: Any, then: Any) -> None:
+    out = tmp_path / "out"
+    run(tmp_path / "state", parquet(out, partition_by=first))
+    with pytest.raises(sb.UsageError, match="partitioned in another way") as caught:
+        run(tmp_path / "state", parquet(out, partition_by=then), [3])
+    assert caught.value.code == "USAGE.PUBLISHED"
+    run(tmp_path / "state", parquet(out, partition_by=first), [3])
+    assert pq.read_table(out).num_rows == 160
 
 
-def test_whatever_fails_readers_see_whole_batches_once(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("stops")
+def test_whatever_fails_readers_see_whole_batches_once(spark: Any, tmp_path: Path) -> None:
     """The sink stops before each of its steps in turn; after each stop Spark reads the folder."""
-    fill(stream, batches=2, rows=12)
-    out = stream.folder / "out"
-    monkeypatch.setattr(
-        "statebackend.spark.sinks.published.open_place", lambda path, options: Stops(str(path))
-    )
-    steps = 0
-    while True:
+    out = tmp_path / "out"
+    steps = done = 0
+    while done < 2:
         Stops.left = steps
-        with suppress(StreamingQueryException):
-            stream.run(batches(stream, parquet(out, partition_by="user")))
+        with (
+            suppress(Outage),
+            sink_job(tmp_path / "state", parquet(out, partition_by="user"), SCHEMA) as job,
+        ):
+            while done < 2:
+                job.run(done, table(*range(12 * done, 12 * done + 12)))
+                done += 1
         Stops.left = 10**9
-        seen = read(stream, out) if (out / FOLDER / "0").exists() else []
-        assert [row[1] for row in seen] in (list(range(n)) for n in (0, 12, 24)), steps
-        if len(seen) == 24:
-            break
+        seen = read(spark, out) if (out / FOLDER / "0").exists() else []
+        assert [row[1] for row in seen] in (list(range(n)) for n in (12 * done, 12 * done + 12)), steps
         steps += 1
+    assert [row[1] for row in seen] == list(range(24))
     assert steps > 5
     assert len(files_below(out)) == 10, "five users in two batches, each file once"
 
@@ -192,32 +183,31 @@ def test_whatever_fails_readers_see_whole_batches_once(
 def test_a_batch_that_is_delivered_again_is_named_once(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(stream)
+    for batch in range(3):
+        stream.add(of_batch(batch))
     out = stream.folder / "out"
     sink = parquet(out, partition_by="day")
     FailsAfter(monkeypatch, sink, 0, 2)
     for _ in (0, 2):
-        assert "Outage" in stream.fails(batches(stream, sink))
-    made = batches(stream, sink)
+        assert "Outage" in stream.fails(stream.batches(Same(), sink, schema=SCHEMA))
+    made = stream.batches(Same(), sink, schema=SCHEMA)
     stream.run(made)
     assert made.last_progress["isReplay"]
     assert made.last_progress["sinks"][0]["how"] == "there"
-    assert read(stream, out) == wanted(120)
+    assert read(stream.spark, out) == wanted(range(120))
 
 
-def test_a_rewind_takes_the_files_of_all_partitions_back(stream: Stream) -> None:
-    fill(stream)
-    out = stream.folder / "out"
+def test_a_rewind_takes_the_files_of_all_partitions_back(spark: Any, tmp_path: Path) -> None:
+    state, out = tmp_path / "state", tmp_path / "out"
     sink = parquet(out, partition_by="day")
-    stream.run(batches(stream, sink, retain=3))
-    (taken,) = sb.tools.rewind(stream.state, to=1, sink=sink).taken_back
+    run(state, sink, retain=3)
+    (taken,) = sb.tools.rewind(state, to=1, sink=sink).taken_back
     assert taken.targets["main"].startswith(f"{out}/day=*/batch-00000002-main@*-")
     assert len(taken.removed) == 3
-    assert read(stream, out) == wanted(80)
+    assert read(spark, out) == wanted(range(80))
     assert not [name for name in files_below(out) if "batch-00000002" in name]
-    stream.lose(2, "offsets", "commits")
-    stream.run(batches(stream, sink))
-    assert read(stream, out) == wanted(120)
+    run(state, sink, [2])
+    assert read(spark, out) == wanted(range(120))
 
 
 def test_a_stream_reads_whole_batches_through_the_log(stream: Stream) -> None:
@@ -227,38 +217,36 @@ def test_a_stream_reads_whole_batches_through_the_log(stream: Stream) -> None:
     """
     out = stream.folder / "out"
     seen: list[int] = []
-    for number in range(24):
-        stream.add(pa.table({"user": ["a", "b"], "n": [2 * number, 2 * number + 1]}))
-        if number in (0, 7, 8, 9, 17, 18, 19, 23):
-            stream.run(batches(stream, parquet(out, partition_by="user")))
-            stream.read_on(out, lambda frame, _: seen.extend(row.total for row in frame.collect()))
+    with sink_job(stream.state, parquet(out, partition_by="user"), SCHEMA) as job:
+        for number in range(24):
+            job.run(number, table(2 * number, 2 * number + 1))
+            if number in (0, 7, 8, 9, 17, 18, 19, 23):
+                stream.read_on(out, lambda frame, _: seen.extend(row.total for row in frame.collect()))
     assert sorted(seen) == list(range(48))
     kept = sorted(name for name in os.listdir(out / FOLDER) if not name.startswith((".", "s")))
     assert kept == sorted(["9.compact", *map(str, range(10, 19)), "19.compact", *map(str, range(20, 25))])
 
 
-def test_files_from_before_the_log_stay_visible(stream: Stream) -> None:
-    fill(stream, batches=2)
-    out = stream.folder / "out"
-    stream.run(batches(stream, parquet(out)))
-    stream.add(pa.table({"user": ["u0"], "n": [80]}))
-    stream.run(batches(stream, parquet(out, partition_by=[])))
+def test_files_from_before_the_log_stay_visible(spark: Any, tmp_path: Path) -> None:
+    state, out = tmp_path / "state", tmp_path / "out"
+    run(state, parquet(out), [0, 1])
+    run(state, parquet(out, partition_by=[]), [2])
     assert not (out / FOLDER).exists(), "a batch of one file needs none"
     PosixPlace(str(out)).prepare()
     SinkLog(open_place(out)).begin(Listed(name, (out / name).stat().st_size) for name in files_below(out))
-    stream.add(pa.table({"user": ["u1"], "n": [81]}))
-    stream.run(batches(stream, parquet(out)))
-    assert [row[1] for row in read(stream, out)] == list(range(82)), (
+    run(state, parquet(out), [3])
+    assert [row[1] for row in read(spark, out)] == list(range(160)), (
         "and a job of one file keeps a log that is there"
     )
 
 
-def test_the_folder_of_a_file_sink_of_spark_is_refused(stream: Stream) -> None:
-    fill(stream)
-    out = stream.folder / "out"
+def test_the_folder_of_a_file_sink_of_spark_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
     (out / FOLDER).mkdir(parents=True)
     (out / FOLDER / "0").write_text("v1")
-    assert "USAGE.PUBLISHED" in stream.fails(batches(stream, parquet(out)))
+    with pytest.raises(sb.UsageError) as caught:
+        run(tmp_path / "state", parquet(out))
+    assert caught.value.code == "USAGE.PUBLISHED"
 
 
 # ------------------------------------------------------------------------------------------- the log alone
@@ -296,17 +284,18 @@ def test_an_entry_that_is_missing_is_an_error_that_names_it(tmp_path: Path) -> N
     assert caught.value.code == "STORE.PUBLISHED_LOG"
 
 
-@pytest.mark.parametrize("before", range(1, 25))
-def test_taking_out_leaves_what_is_before_and_after(tmp_path: Path, before: int) -> None:
-    log = SinkLog(open_place(tmp_path))
-    log.begin([])
-    for batch in range(before):
-        log.add([Listed(f"p=a b/b-{batch}", 5), Listed(f"p=%2F/b-{batch}", 6)], of(batch))
-    log.take_out(lambda name: name.endswith(f"/b-{before - 1}"))
-    log.take_out(lambda name: name.endswith(f"/b-{before - 1}"))
-    assert log.add([Listed(f"p=c/b-{before}", 5)], of(before))
-    kept = [f"p={folder}/b-{batch}" for batch in range(before - 1) for folder in ("a b", "%2F")]
-    assert log.names() == [*kept, f"p=c/b-{before}"]
+def test_taking_out_leaves_what_is_before_and_after(tmp_path: Path) -> None:
+    for before in range(1, 25):
+        log = SinkLog(open_place(tmp_path / str(before)))
+        open_place(tmp_path / str(before)).prepare()
+        log.begin([])
+        for batch in range(before):
+            log.add([Listed(f"p=a b/b-{batch}", 5), Listed(f"p=%2F/b-{batch}", 6)], of(batch))
+        for _ in range(2):
+            log.take_out(lambda name, last=before - 1: name.endswith(f"/b-{last}"))
+        assert log.add([Listed(f"p=c/b-{before}", 5)], of(before))
+        kept = [f"p={folder}/b-{batch}" for batch in range(before - 1) for folder in ("a b", "%2F")]
+        assert log.names() == [*kept, f"p=c/b-{before}"], before
 
 
 def test_an_entry_has_what_spark_writes(tmp_path: Path) -> None:

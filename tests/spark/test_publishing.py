@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from ciphers import AesGcm
 from sink_faults import BATCHES, FailsAfter, fill
-from spark_streams import Stream, spark, stream
+from sink_jobs import rows_of_batch, sink_job
+from spark_streams import Outage, Stream, spark, stream
 
 import statebackend as sb
 from statebackend.checkpoint import CheckpointReader
@@ -56,79 +57,73 @@ def test_each_batch_is_the_committed_file(stream: Stream) -> None:
     assert 0 <= figures["durationMs"] <= batches.last_progress["durationMs"]["sink"]
 
 
-@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "encrypted"])
+def rows_of(batch_id: int) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in rows_of_batch(batch_id).to_pylist()]
+
+
+@pytest.mark.parametrize("encryption", [None, AesGcm()], ids=["plain", "encrypted"])
 def test_a_batch_that_is_delivered_again_is_there_once(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch, is_encrypted: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encryption: Any
 ) -> None:
-    fill(stream)
-    out = stream.folder / "out"
+    state, out = tmp_path / "state", tmp_path / "out"
     sink = parquet(out)
-    FailsAfter(monkeypatch, sink, 0, 2)
-    store: Any = stream.state
-    if is_encrypted:
-        store = sb.CheckpointStore(stream.state, encryption=AesGcm())
-    for _ in (0, 2):
-        assert "Outage" in stream.fails(stream.batches(sink=sink, checkpoint=store))
-        seen = (out / os.listdir(out)[-1]).stat().st_mtime_ns
-    batches = stream.batches(sink=sink, checkpoint=store)
-    stream.run(batches)
-    assert published(out) == BATCHES
-    assert batches.last_progress["isReplay"]
-    assert batches.last_progress["sinks"][0]["how"] == "there"
-    assert seen in {(out / name).stat().st_mtime_ns for name in os.listdir(out)}
+    FailsAfter(monkeypatch, sink, 0)
+    with sink_job(state, sink, encryption=encryption) as job, pytest.raises(Outage):
+        job.run(0)
+    written = (out / os.listdir(out)[0]).stat().st_mtime_ns
+    with sink_job(state, sink, encryption=encryption) as job:
+        assert [job.run(batch_id)[0]["how"] for batch_id in (0, 1)] == [
+            "there",
+            "copied" if encryption else "linked",
+        ]
+    assert published(out) == {0: rows_of(0), 1: rows_of(1)}
+    assert written in {(out / name).stat().st_mtime_ns for name in os.listdir(out)}
 
 
-def test_a_file_that_somebody_changed_is_named(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(stream)
-    out = stream.folder / "out"
+def test_a_file_that_somebody_changed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
     sink = parquet(out)
-    FailsAfter(monkeypatch, sink, 1)
-    stream.fails(stream.batches(sink=sink))
-    (name,) = (name for name in os.listdir(out) if name.startswith("batch-00000001"))
-    (out / name).unlink()
-    (out / name).write_bytes(b"something else")
-    message = stream.fails(stream.batches(sink=sink))
-    assert "USAGE.PUBLISHED" in message
-    assert name in message
-    (out / name).unlink()
-    stream.run(stream.batches(sink=sink))
-    assert published(out) == BATCHES
+    FailsAfter(monkeypatch, sink, 0)
+    with sink_job(tmp_path / "state", sink) as job:
+        with pytest.raises(Outage):
+            job.run(0)
+        (name,) = os.listdir(out)
+        (out / name).unlink()
+        (out / name).write_bytes(b"something else")
+        with pytest.raises(sb.UsageError) as caught:
+            job.run(0)
+        assert caught.value.code == "USAGE.PUBLISHED"
+        assert name in str(caught.value)
+        (out / name).unlink()
+        job.run(0)
+    assert published(out) == {0: rows_of(0)}
 
 
-def test_a_batch_without_rows_has_no_file(stream: Stream) -> None:
-    class Odd(sb.KeyedProcessFunction):
-        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
-            return [(row.user, row.n)] if row.n % 2 else []
-
-    fill(stream)
-    out = stream.folder / "out"
-    stream.run(stream.batches(Odd(), sink=parquet(out)))
-    assert published(out) == {0: [("a", 1)], 2: [("c", 5)]}
+def test_a_batch_without_rows_has_no_file(tmp_path: Path) -> None:
+    with sink_job(tmp_path / "state", parquet(tmp_path / "out")) as job:
+        for batch_id in range(3):
+            job.run(batch_id, rows_of_batch(1).slice(0, 0) if batch_id == 1 else None)
+    assert published(tmp_path / "out") == {0: rows_of(0), 2: rows_of(2)}
 
 
-def test_a_rewind_names_what_was_published_and_takes_it_back(stream: Stream) -> None:
-    fill(stream)
-    out = stream.folder / "out"
-    stream.run(stream.batches(sink=parquet(out), retain=3))
+def test_a_rewind_names_what_was_published_and_takes_it_back(tmp_path: Path) -> None:
+    state, out = tmp_path / "state", tmp_path / "out"
+    with sink_job(state, parquet(out), retain=3) as job:
+        for batch_id in range(3):
+            job.run(batch_id)
     before = sorted(os.listdir(out))
-    unasked = sb.tools.rewind(stream.state, to=1)
-    (batch,) = unasked.taken_back
+    (batch,) = sb.tools.rewind(state, to=1).taken_back
     assert batch.targets == {"main": str(out / before[2])}
     assert batch.removed == ()
     assert sorted(os.listdir(out)) == before, "what is not asked for stays"
     (out / before[2]).unlink()
-    taken = sb.tools.rewind(stream.state, to=0, sink={"main": parquet(out)})
+    taken = sb.tools.rewind(state, to=0, sink={"main": parquet(out)})
     assert [each.removed for each in taken.taken_back] == [(str(out / before[1]),)]
     assert os.listdir(out) == before[:1]
-    # The batches run anew, as others: of another incarnation.
-    stream.lose(1, "offsets", "commits")
-    stream.lose(2, "offsets", "commits")
-    stream.run(stream.batches(sink=parquet(out)), files=2)
-    again = published(out)
-    assert {batch_id: sorted(rows) for batch_id, rows in again.items()} == {
-        0: BATCHES[0],
-        1: sorted(BATCHES[1] + BATCHES[2]),
-    }
+    # The batch runs anew, as another: of another incarnation.
+    with sink_job(state, parquet(out)) as job:
+        job.run(1, rows_of_batch(7))
+    assert published(out) == {0: rows_of(0), 1: rows_of(7)}
     assert before[1] not in os.listdir(out)
 
 
@@ -153,8 +148,6 @@ def test_a_second_query_streams_from_the_folder(stream: Stream, monkeypatch: pyt
 
 @pytest.mark.parametrize("place", ["state", "state/out"])
 def test_the_folder_of_the_checkpoint_is_no_place_to_publish_to(stream: Stream, place: str) -> None:
-    fill(stream)
     with pytest.raises(sb.UsageError) as refused:
         stream.batches(sink=parquet(stream.folder / place))
     assert refused.value.code == "USAGE.SINKS_LOCATION"
-    assert not list(stream.folder.glob("state/**/batch-*"))
