@@ -74,32 +74,6 @@ def test_a_gap_begins_anew_once_and_not_for_ever_after(stream: Stream) -> None:
     assert sink.calls[2:] == [(3, [("a", 5)]), (4, [("a", 10)])]
 
 
-def test_another_key_column_of_the_same_type_is_refused(stream: Stream) -> None:
-    table = numbers(("a", 1)).append_column("item", [["x"]])
-    stream.add(table)
-    stream.run(stream.batches(sink=len_of))
-    stream.add(table)
-    failure = stream.fails(stream.batches(sink=len_of, key="item"))
-    assert "STATE_MIGRATION.KEY_COLUMNS" in failure
-    stream.run(stream.batches(sink=len_of))
-
-
-def test_start_is_refused_when_the_name_of_a_state_is_misspelt(stream: Stream) -> None:
-    class Misspelt(Total):
-        def open(self, ctx: sb.FunctionContext) -> None:
-            self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("totl", "sum", int))
-
-    begun(stream, 1)
-    stream.add(numbers(("a", 1)))
-    failure = stream.fails(stream.batches(Misspelt(), len_of))
-    assert "stored: 'total'; requested in open(): 'totl'" in failure
-    assert "STATE_MIGRATION.NOT_REQUESTED" in failure
-    assert sb.CheckpointStore(stream.state).checkpoints() == [0]
-    sb.tools.drop_state(stream.state, "total")
-    stream.run(stream.batches(Misspelt(), len_of))
-    assert sb.tools.read_state(stream.state, "totl")["value"].to_pylist() == [1]
-
-
 def test_the_checkpoint_is_not_sparks_own_location(stream: Stream) -> None:
     stream.add(numbers(("a", 1)))
     for checkpoint in ("stream", "stream/../stream", "stream/offsets"):
@@ -119,11 +93,11 @@ def test_a_lost_checkpoint_location_is_told_as_that(stream: Stream) -> None:
 
 
 def test_a_store_can_be_given_with_its_own_options(stream: Stream) -> None:
-    for _ in range(5):
+    for _ in range(2):
         stream.add(numbers(("a", 1)))
-    store = sb.CheckpointStore(stream.state, retain=4, compression=None)
+    store = sb.CheckpointStore(stream.state, retain=1, compression=None)
     stream.run(stream.batches(sink=len_of, checkpoint=store))
-    assert store.checkpoints() == [1, 2, 3, 4]
+    assert store.checkpoints() == [1]
     with pytest.raises(sb.UsageError, match="options of the store"):
         stream.batches(sink=len_of, checkpoint=store, retain=3)
 

@@ -1,19 +1,15 @@
-"""`stateful` in real streaming queries: effectively once, every type, sinks that misbehave, who may run."""
+"""`stateful` in real streaming queries: from run to run, sinks that misbehave, null keys, the end of a query."""
 
 from __future__ import annotations
 
 import contextlib
-import decimal
 import pickle
 import time
-from collections import Counter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from local_spark import settings
-from spark_streams import DDL, FULL, Collecting, Fails, Outage, Stream, Total, len_of, numbers, spark, stream
+from spark_streams import Collecting, Stream, len_of, numbers, spark, stream
 
 import statebackend as sb
 
@@ -41,45 +37,6 @@ def test_state_lives_from_batch_to_batch_and_from_run_to_run(stream: Stream) -> 
     stream.add(numbers(("b", 1)))
     stream.run(stream.batches(sink=sink))
     assert sink.calls[4] == (5, [("b", 32)])
-
-
-def test_a_sink_that_fails_gets_the_same_rows_again(stream: Stream) -> None:
-    class Random(Total):
-        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
-            (before, after) = super().process_element(row, ctx), time.perf_counter_ns()
-            yield row.user, after
-            yield from before
-
-    for n in range(3):
-        stream.add(numbers(("a", n), ("b", n)))
-    sink = Collecting(Fails(1, 1, 2))
-    for _ in range(3):
-        assert "Outage" in stream.fails(stream.batches(Random(), sink))
-    stream.run(stream.batches(Random(), sink))
-    given: dict[int, list[Any]] = {}
-    for batch_id, rows in sink.calls:
-        assert given.setdefault(batch_id, rows) == rows
-    assert Counter(batch_id for batch_id, _ in sink.calls) == {0: 1, 1: 3, 2: 2}
-    assert given[2][1] == ("a", 3)
-
-
-def test_a_function_that_fails_is_run_again_on_the_state_before(stream: Stream) -> None:
-    class Flaky(Total):
-        failures = 2
-
-        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
-            yield from super().process_element(row, ctx)
-            if ctx.batch_id == 1 and row.user == "b" and Flaky.failures:
-                Flaky.failures -= 1
-                raise Outage("in the function")
-
-    for _ in range(3):
-        stream.add(numbers(("a", 1), ("b", 1)))
-    sink = Collecting()
-    for _ in range(2):
-        assert "in the function" in stream.fails(stream.batches(Flaky(), sink))
-    stream.run(stream.batches(Flaky(), sink))
-    assert sink.calls == [(n, [("a", n + 1), ("b", n + 1)]) for n in range(3)]
 
 
 def test_whatever_the_sink_does_state_is_right(stream: Stream) -> None:
@@ -117,71 +74,6 @@ def test_a_sink_cannot_close_what_calls_it(stream: Stream) -> None:
     assert codes == ["USAGE.OVERLAPPING_CALL"]
 
 
-def test_every_type_goes_through_unchanged(stream: Stream) -> None:
-    """In a session whose time zone is far from UTC; with nulls; the key is a struct with a null field."""
-    full = {**FULL, "user": {"id": decimal.Decimal("1.50"), "at": None}}
-    with settings(stream.spark, {"spark.sql.session.timeZone": "Asia/Tokyo"}):
-        arrow = sb.types.of(DDL).arrow
-        keyed = {**dict.fromkeys(full), "user": {"id": None, "at": FULL["at"]}}
-        values = [{**row, "m": None if row["m"] is None else list(row["m"].items())} for row in (full, keyed)]
-        stream.add(pa.Table.from_batches([pa.RecordBatch.from_struct_array(pa.array(values, arrow))]))
-        seen = []
-
-        class Echo(sb.KeyedProcessFunction):
-            def open(self, ctx: sb.FunctionContext) -> None:
-                self.last = ctx.get_value_state(sb.ValueStateDescriptor("last", DDL))
-
-            def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
-                self.last.update(row)
-                yield self.last.value()
-
-        def sink(frame: Any, batch_id: int) -> None:
-            assert frame.schema == stream.spark.createDataFrame([], DDL).schema
-            seen.extend(frame.toArrow().to_pylist())
-
-        stream.run(stream.batches(Echo(), sink, schema=DDL))
-    wanted = pa.array(values, arrow).to_pylist()
-    assert seen == wanted
-
-
-def test_columns_together_are_a_key_and_the_order_is_the_users(stream: Stream) -> None:
-    function = sb.map_with_state(lambda row, n: ((row.a, row.b, row.at), None), int)
-    table = pa.table({"a": [1, 1, None], "b": ["x", "x", "x"], "at": [2, 1, 3]})
-    stream.add(table)
-    sink = Collecting()
-    stream.run(
-        stream.batches(function, sink, key=["a", "b"], schema="a bigint, b string, at bigint", order_by="at")
-    )
-    assert sink.calls == [(0, [(1, "x", 1), (1, "x", 2), (None, "x", 3)])]
-
-
-def test_a_large_output_keeps_its_order(stream: Stream) -> None:
-    given = np.random.default_rng(1).integers(0, 2**62, 1_000_000)
-
-    class Numbers(sb.BatchProcessFunction):
-        def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> pa.RecordBatch:
-            return pa.record_batch({"user": ["a"] * len(given), "total": given})
-
-    read = []
-
-    def sink(frame: Any, batch_id: int) -> None:
-        assert frame.rdd.getNumPartitions() > 1, "so large that tasks share it"
-        read.append(frame.toArrow()["total"].to_numpy())
-
-    stream.add(numbers(("a", 1)))
-    stream.run(stream.batches(Numbers(), sink))
-    assert np.array_equal(read[0], given)
-
-
-def test_batches_without_rows_are_batches(stream: Stream) -> None:
-    stream.add(numbers(("a", 1)))
-    stream.add(numbers(("b", 1)))
-    stream.add(numbers(("a", 1)))
-    sink = Collecting()
-    stream.run(stream.batches(sink=sink), transform=lambda rows: rows.where("user = 'a'"))
-    assert sink.calls == [(0, [("a", 1)]), (1, []), (2, [("a", 2)])]
-
-
 def test_null_keys_fail_the_batch_or_are_dropped(stream: Stream) -> None:
     stream.add(numbers(("a", 1), (None, 1)))
     sink = Collecting()
@@ -192,7 +84,7 @@ def test_null_keys_fail_the_batch_or_are_dropped(stream: Stream) -> None:
     assert batches.last_progress["numRowsDroppedByNullKey"] == 1
 
 
-def test_a_batch_that_is_too_large_names_the_option(stream: Stream) -> None:
+def test_a_batch_that_is_too_large_names_the_option() -> None:
     class Refusing:
         columns = ["user", "n"]
 
@@ -234,3 +126,51 @@ def test_everything_is_released_when_the_query_ends(stream: Stream) -> None:
         time.sleep(0.01)
     store = sb.CheckpointStore(stream.state).open_for_writing(refuse_live=True)
     store.close()
+
+
+class Sums(sb.KeyedProcessFunction):
+    """Reads columns by their names, which are no attributes."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.sum = ctx.get_value_state(sb.ValueStateDescriptor("sum", str, default=""))
+        self.rules = ctx.operator_state_store.get_list_state(sb.ListStateDescriptor("rules", int))
+
+    def process_broadcast(self, row: Any, ctx: sb.FunctionContext) -> None:
+        self.rules.add(row["n`s"])
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        self.sum.update(f"{self.sum.value()}{row['n`s']}")
+        yield {"total of": self.sum.value(), "the.user": row["the.user"], "rules": sum(self.rules.get())}
+
+
+def test_columns_have_dots_and_spaces_in_their_names(stream: Stream) -> None:
+    """In the key, the time of rows, the order, the broadcast column, the outputs, and the sink."""
+    table = pa.table(
+        {
+            "the.user": ["a", "a", "a", "b", None],
+            "its item": [1, 1, 1, 1, None],
+            "event.time at": pa.array([3000, 1000, 2000, 500, None], pa.timestamp("ms", "UTC")),
+            "is a.rule": [False, False, False, False, True],
+            "n`s": [3, 1, 2, 9, 70],
+        }
+    )
+    stream.add(table)
+    stream.add(table.slice(3, 1))
+    sinks = {"sums": sb.spark.sinks.parquet(stream.folder / "out"), "too late": Collecting()}
+    batches = stream.batches(
+        Sums(),
+        sinks,
+        key=["the.user", "its item"],
+        schema={
+            "sums": "`the.user` string, `total of` string, rules bigint",
+            "too late": "`event.time at` timestamp, `n``s` bigint",
+        },
+        event_time=sb.spark.EventTime("event.time at", late="too late"),
+        order_by=["event.time at", "n`s"],
+        broadcast="is a.rule",
+    )
+    stream.run(batches)
+    rows = stream.spark.read.parquet(str(stream.folder / "out")).collect()
+    found = sorted((row["the.user"], row["total of"], row["rules"]) for row in rows)
+    assert found == [("a", "1", 70), ("a", "12", 70), ("a", "123", 70), ("b", "9", 70)]
+    assert [[row[1] for row in rows] for _, rows in sinks["too late"].calls] == [[], [9]]  # type: ignore[union-attr]

@@ -103,20 +103,22 @@ def newest(sink: Collecting) -> dict[str, int]:
 
 
 @EVERY_KIND
-def test_plain(stream: Stream, kind: str) -> None:
+def test_totals_of_each_batch_and_a_sink_that_fails_once(stream: Stream, kind: str) -> None:
     batches = [[("a", 1), ("b", 2), ("a", 3)], [("b", 10)], [("a", 100), ("c", 5), ("b", -1)]]
     for rows in batches:
         stream.add(numbers(*rows))
-    sink = Collecting()
+    sink = Collecting(Fails(1))
+    assert "Outage" in stream.fails(stream.batches(KINDS[kind](), sink))
     job = stream.batches(KINDS[kind](), sink)
     stream.run(job)
+    assert [batch_id for batch_id, _ in sink.calls] == [0, 1, 1, 2]
+    assert sink.calls[1] == sink.calls.pop(2)
     expected: Counter[str] = Counter()
     for number, rows in enumerate(batches):
         for user, n in rows:
             expected[user] += n
         given = dict(sink.calls[number][1])
         assert given == {user: expected[user] for user, _ in rows}
-    assert [batch_id for batch_id, _ in sink.calls] == [0, 1, 2]
     assert job.last_progress["numRowsTotal"] == 3
 
 
@@ -144,14 +146,10 @@ def test_with_the_time_of_rows_and_several_outputs(stream: Stream, kind: str) ->
     assert job.last_progress["watermark"] == 30_000
 
 
-@EVERY_KIND
+@pytest.mark.parametrize("kind", ["row by row", "a plain function"])
 def test_rows_that_fail(stream: Stream, kind: str) -> None:
     schema = {"totals": OUTPUTS["totals"], "errors": "user string, n bigint, error_class string"}
     sinks = {name: Collecting() for name in schema}
-    if kind in ("all rows of a key", "whole batches"):
-        with pytest.raises(sb.UsageError, match="is for a KeyedProcessFunction"):
-            stream.batches(KINDS[kind](), sinks, schema=schema, on_error="route")
-        return
     stream.add(numbers(("a", 1), ("a", 13), ("b", 13), ("a", 2)))
     stream.add(numbers(("b", 13)))
     job = stream.batches(KINDS[kind](), sinks, schema=schema, on_error="route")
@@ -161,15 +159,3 @@ def test_rows_that_fail(stream: Stream, kind: str) -> None:
     assert [rows for _, rows in sinks["errors"].calls] == failed
     assert job.last_progress["numRowsFailed"] == 1
     assert job.last_progress["numRowsTotal"] == 1, "what failed calls have added is taken back"
-
-
-@EVERY_KIND
-def test_a_sink_that_fails_gets_the_same_rows_again(stream: Stream, kind: str) -> None:
-    for _ in range(3):
-        stream.add(numbers(("a", 1), ("b", 2)))
-    sink = Collecting(Fails(1))
-    assert "Outage" in stream.fails(stream.batches(KINDS[kind](), sink))
-    stream.run(stream.batches(KINDS[kind](), sink))
-    assert [batch_id for batch_id, _ in sink.calls] == [0, 1, 1, 2]
-    assert sink.calls[1] == sink.calls[2]
-    assert newest(sink) == {"a": 3, "b": 6}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,12 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def begun(stream: Stream, batches: int) -> Collecting:
     """A query that has run so many batches, and another file that is to come."""
+    table = numbers(("a", 1)).append_column("item", [["x"]])
     for _ in range(batches):
-        stream.add(numbers(("a", 1)))
+        stream.add(table)
     sink = Collecting()
     stream.run(stream.batches(sink=sink))
-    stream.add(numbers(("a", 1)))
+    stream.add(table)
     return sink
 
 
@@ -44,26 +44,23 @@ class OfAnotherKind(Total):
         self.total = ctx.get_list_state(sb.ListStateDescriptor("total", int))
 
 
-@pytest.mark.parametrize(
-    ("function", "options", "code"),
-    [
+def test_another_job_on_the_same_state(stream: Stream) -> None:
+    sink = begun(stream, 2)
+    before = content(stream.state)
+    jobs: list[tuple[Any, dict[str, Any], str]] = [
         (Total(), {"key": "n"}, "STATE_MIGRATION"),
+        (Total(), {"key": "item"}, "STATE_MIGRATION.KEY_COLUMNS"),
         (Total(), {"max_parallelism": 64}, "STATE_MIGRATION"),
         (OfAnotherType(), {}, "STATE_MIGRATION"),
         (OfAnotherKind(), {}, "STATE_MIGRATION"),
         (Total(), {"name": "another"}, "USAGE.OTHER_QUERY"),
-    ],
-)
-def test_another_job_on_the_same_state(
-    stream: Stream, function: Any, options: dict[str, Any], code: str
-) -> None:
-    sink = begun(stream, 2)
-    before = content(stream.state)
-    assert code in stream.fails(stream.batches(function, sink, **options))
-    after = content(stream.state)
-    assert {name: data for name, data in after.items() if name in before} == before
-    added = [name for name in after.keys() - before.keys() if name.startswith(("data/", "checkpoints/"))]
-    assert all(json.loads(after[name])["kind"] == "takeover" for name in added), added
+    ]
+    for function, options, code in jobs:
+        assert code in stream.fails(stream.batches(function, sink, **options)), options
+        after = content(stream.state)
+        added = [name for name in after.keys() - before.keys() if name.startswith(("data/", "checkpoints/"))]
+        assert all(json.loads(after[name])["kind"] == "takeover" for name in added), added
+        assert {name: data for name, data in after.items() if name in before} == before, options
     stream.run(stream.batches(sink=sink))
     assert sink.calls[2:] == [(2, [("a", 3)])]
 
@@ -91,24 +88,6 @@ def test_an_output_that_spark_would_not_read(stream: Stream, schema: str, told: 
     with settings(stream.spark, {"spark.sql.caseSensitive": "true"}):
         stream.run(job)
     assert sink.calls == [(0, [row])]
-
-
-def test_state_that_is_older_than_the_stream(stream: Stream, tmp_path: Path) -> None:
-    sink = begun(stream, 1)
-    shutil.copytree(stream.state, tmp_path / "copy")
-    stream.add(numbers(("a", 1)))
-    stream.run(stream.batches(sink=sink))
-    stream.add(numbers(("a", 1)))
-    shutil.rmtree(stream.state)
-    shutil.copytree(tmp_path / "copy", stream.state)
-    told = stream.fails(stream.batches(sink=sink))
-    assert "BATCH_GAP.STATE_BEHIND" in told
-    assert "on_gap" in told
-    shutil.rmtree(stream.state)
-    assert "BATCH_GAP.NO_STATE" in stream.fails(stream.batches(sink=sink))
-    assert [batch_id for batch_id, _ in sink.calls] == [0, 1, 2]
-    stream.run(stream.batches(sink=sink, on_gap="restart_from_empty"))
-    assert sink.calls[3:] == [(3, [("a", 1)])]
 
 
 class Long(Total):

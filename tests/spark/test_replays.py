@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from local_spark import settings
 from spark_streams import (
-    DDL,
     Collecting,
     Fails,
     Outage,
     Stream,
+    Total,
     len_of,
     numbers,
     shipped_total,
@@ -27,12 +27,6 @@ from statebackend.runtime import Committed
 
 __all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
-
-
-def undelivered(stream: Stream, **options: Any) -> None:
-    """One batch, committed, whose sink has failed."""
-    stream.add(numbers(("a", 1), ("b", 10)))
-    assert "Outage" in stream.fails(stream.batches(sink=Collecting(Fails(0)), **options))
 
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -50,43 +44,14 @@ def test_state_above_the_frame_is_committed_by_a_replay_too(stream: Stream, give
         def once(rows: Any) -> Any:
             return rows.dropDuplicates(["user", "n"])
 
-        sink = Collecting(Fails(1, 2))
-        for n in range(4):
+        sink = Collecting(Fails(1))
+        for n in range(3):
             stream.add(numbers(("a", n), ("a", 0)))
-        for _ in range(2):
-            assert "Outage" in stream.fails(stream.batches(sink=sink), transform=once)
+        assert "Outage" in stream.fails(stream.batches(sink=sink), transform=once)
         stream.run(stream.batches(sink=sink), transform=once)
     calls = dict(sink.calls)
-    assert [batch_id for batch_id, _ in sink.calls] == [0, 1, 1, 2, 2, 3]
-    assert [calls[n] for n in range(4)] == [[("a", 0)], [("a", 1)], [("a", 3)], [("a", 6)]]
-
-
-def test_a_schema_may_change_once_its_batches_are_delivered(stream: Stream) -> None:
-    stream.add(numbers(("a", 1)))
-    stream.run(stream.batches(sink=len_of))
-    stream.add(numbers(("a", 1)))
-    sink = Collecting()
-    stream.run(stream.batches(sink=sink, schema="user string, sum bigint"))
-    assert sink.calls == [(1, [("a", 2)])]
-
-
-def test_a_replay_without_a_sink_is_refused(stream: Stream) -> None:
-    undelivered(stream)
-    assert "USAGE.NO_SINK" in stream.fails(stream.batches(sink=None, schema=None))
-    sink = Collecting()
-    stream.run(stream.batches(sink=sink))
-    assert len(sink.calls) == 1
-
-
-def test_every_type_is_replayed_with_its_schema(stream: Stream) -> None:
-    class Nothing(sb.KeyedProcessFunction):
-        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
-            yield (None,) * 16
-
-    undelivered(stream, function=Nothing(), schema=DDL)
-    sink = Collecting()
-    stream.run(stream.batches(Nothing(), sink, schema=DDL))
-    assert sink.calls == [(0, [(None,) * 16] * 2)]
+    assert [batch_id for batch_id, _ in sink.calls] == [0, 1, 1, 2]
+    assert [calls[n] for n in range(3)] == [[("a", 0)], [("a", 1)], [("a", 3)]]
 
 
 def output_of(stream: Stream) -> Path:
@@ -96,16 +61,16 @@ def output_of(stream: Stream) -> Path:
 
 def test_damaged_output_is_never_delivered(stream: Stream, rng: random.Random) -> None:
     """At rest. Other places are flipped without Spark, by the thousand: tests/runtime/test_damaged_stores.py."""
-    undelivered(stream)
+    stream.add(numbers(("a", 1), ("b", 10)))
+    assert "Outage" in stream.fails(stream.batches(sink=Collecting(Fails(0))))
     path = output_of(stream)
     whole = path.read_bytes()
     sink = Collecting()
     at = rng.randrange(8 * len(whole))
     flipped = bytearray(whole)
     flipped[at // 8] ^= 1 << at % 8
-    for damaged in (bytes(flipped), whole[: len(whole) // 2]):
-        path.write_bytes(damaged)
-        assert "CORRUPT_CHECKPOINT" in stream.fails(stream.batches(sink=sink))
+    path.write_bytes(flipped)
+    assert "CORRUPT_CHECKPOINT" in stream.fails(stream.batches(sink=sink))
     path.write_bytes(whole)
     stream.run(stream.batches(sink=sink))
     assert sink.calls == [(0, [("a", 1), ("b", 10)])]
@@ -138,13 +103,12 @@ def test_output_that_goes_while_spark_reads_it_is_an_error(
 
 
 def test_a_path_is_never_a_pattern(stream: Stream) -> None:
-    for name in ("a[b]", "{x,y}", "s*?", "sp ace%20#", "k=v"):
-        state = stream.folder / "odd" / name
-        stream.add(numbers(("a", 1)))
+    stream.add(numbers(("a", 1)))
+    for state in (stream.folder / "a[b]/{x,y}/s*?", stream.folder / "sp ace%20#/k=v"):
         sink = Collecting()
-        stream.run(stream.batches(sink=sink, checkpoint=state), checkpoint=f"stream {name}")
-        assert sink.calls[-1][1] == [("a", len(sink.calls))]
-        assert sb.CheckpointStore(state).latest() == len(sink.calls) - 1
+        stream.run(stream.batches(sink=sink, checkpoint=state), checkpoint=f"stream {state.name}")
+        assert sink.calls == [(0, [("a", 1)])]
+        assert sb.CheckpointStore(state).latest() == 0
 
 
 def test_a_driver_that_was_overtaken_does_not_call_its_sink(
@@ -187,6 +151,29 @@ def test_a_sink_that_asks_for_the_context_can_fence(stream: Stream) -> None:
     assert seen[3].batch_id == 1
     assert not seen[3].is_replay
     assert seen[3].incarnation != seen[2].incarnation
+
+
+class Sorted(Total):
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        if row.n >= 100:
+            ctx.output("large", row)
+        yield from super().process_element(row, ctx)
+
+
+def test_each_output_goes_to_its_sink_and_a_replay_goes_to_all(stream: Stream) -> None:
+    stream.add(numbers(("a", 1), ("b", 100)))
+    stream.add(numbers(("a", 200)))
+    stream.add(numbers(("a", 1)))
+    schemas = {"totals": "user string, total bigint", "large": "user string, n bigint"}
+    totals, large = Collecting(), Collecting(Fails(1))
+    batches = stream.batches(Sorted(), {"large": large, "totals": totals}, schema=schemas)
+    assert "Outage" in stream.fails(batches)
+    batches = stream.batches(Sorted(), {"large": large, "totals": totals}, schema=schemas)
+    stream.run(batches)
+    second = (1, [("a", 201)])
+    assert totals.calls == [(0, [("a", 1), ("b", 100)]), second, second, (2, [("a", 202)])]
+    assert large.calls == [(0, [("b", 100)]), (1, [("a", 200)]), (1, [("a", 200)]), (2, [])]
+    assert batches.last_progress["outputs"] == {"totals": 1, "large": 0}
 
 
 WAYS: dict[str, Any] = {"driver": {}, "executors": {"mode": "executors", "parallelism": 1}}

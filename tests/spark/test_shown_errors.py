@@ -61,7 +61,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"function": Worded()},
         [
             "SerializationTypeError: LONG does not take a value of type str",
-            "output column 'total'",
+            "output column 'total', position 0",
             "[SERIALIZATION.TYPE]",
         ],
     ),
@@ -120,6 +120,7 @@ def test_last_line_says_what_a_state_refused_and_the_line_above_where(stream: St
     assert lines[-1].startswith(
         "statebackend.errors.SerializationTypeError: LONG does not take a value of type str"
     )
+    assert "state 'total'" in lines[-1]
     assert lines[-1].endswith("[SERIALIZATION.TYPE]")
     assert any("self.total.add(str(row.n))" in line for line in lines[-3:])
 
