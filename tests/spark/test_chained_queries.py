@@ -31,7 +31,7 @@ def recipe(folder: Path) -> Any:
 def test_a_batch_that_is_delivered_again_is_not_read_twice(stream: Stream, is_safe: bool) -> None:
     (stream.folder / "out").mkdir()
     publish = recipe(stream.folder)
-    fail = Fails(1, 2)
+    fail = Fails(1)
 
     def sink(frame: Any, batch_id: int, context: Any) -> None:
         if is_safe:
@@ -45,15 +45,14 @@ def test_a_batch_that_is_delivered_again_is_not_read_twice(stream: Stream, is_sa
     def second() -> None:
         stream.read_on(f"{stream.folder}/out/*/", lambda frame, batch_id: read.extend(frame.collect()))
 
-    for n in range(3):
+    for n in range(2):
         stream.add(numbers(("a", n + 1)))
-    for _ in range(2):
-        assert "Outage" in stream.fails(stream.batches(sink=sink))
-        second()
+    assert "Outage" in stream.fails(stream.batches(sink=sink))
+    second()
     stream.run(stream.batches(sink=sink))
     second()
     totals = sorted(row.total for row in read)
-    assert totals == ([1, 3, 6] if is_safe else [1, 3, 3, 6, 6]), "the page says why"
+    assert totals == ([1, 3] if is_safe else [1, 3, 3]), "the page says why"
 
 
 def test_what_runs_anew_after_a_rewind_is_published(stream: Stream) -> None:

@@ -16,6 +16,7 @@ __all__ = ["spark", "stream"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("how", "says", "calls"),
     [

@@ -44,6 +44,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("place", "error"), PLACES)
 def test_query_fails_with_an_error_when_its_code_raises_an_exit(
     stream: Stream, place: str, error: BaseException

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from local_spark import settings
 from spark_streams import Collecting, Fails, Stream, numbers, spark, stream
 
 import statebackend as sb
@@ -18,37 +19,50 @@ __all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 
-class After(sb.KeyedProcessFunction):
-    """Gives a row when its key has had no row for a minute."""
+class Closing(sb.KeyedProcessFunction):
+    """Gives a row when its key has had none for some seconds, by the clock and by event time."""
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
         assert row.user is not None, "a tick has reached the function"
         assert not hasattr(row, COLUMN)
-        ctx.timers.register(ctx.now + 60_000, "processing")
-        return []
+        ctx.timers.register(ctx.now + 7_000, "processing")
+        ctx.timers.register(ctx.timestamp + 10_000)
+        return [(row.user, 0)]
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Any:
         return [(ctx.current_key, timestamp)]
 
 
-def test_timers_fire_in_a_stream_without_rows(stream: Stream) -> None:
-    """Four runs, each of which ends; the rows come in the first, and its time is over in the third."""
-    stream.add(numbers(("a", 1), ("b", 2)))
-    clock, sink, heartbeats = ManualClock(1000), Collecting(), []
+def test_time_goes_on_in_a_stream_without_rows(stream: Stream) -> None:
+    """Three runs in a session whose times are far from UTC. The first fails; its tick and its row are read again."""
+    at = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+    begin = int(at.timestamp() * 1000)
+    clock, sink, figures = ManualClock(begin), Collecting(Fails(0)), []
+    stream.add(pa.table({"user": ["a"], "at": pa.array([at], pa.timestamp("us", "UTC"))}))
+    options: dict[str, Any] = {
+        "event_time": sb.spark.EventTime("at", delay=1000, idle_after=datetime.timedelta(seconds=5)),
+        "clock": clock,
+        "on_batch": figures.append,
+    }
 
     def ticking(frame: Any) -> Any:
         return sb.spark.heartbeat(frame, every="1 ms")
 
-    for _ in range(4):
-        batches = stream.batches(After(), sink, clock=clock)
-        stream.run(batches, transform=ticking)
-        heartbeats.append(batches.last_progress["numHeartbeats"])
-        assert batches.last_progress["numInputRows"] <= 2
-        clock.advance(31_000)
-        time.sleep(0.002)
-    given = [row for _, rows in sink.calls for row in rows]
-    assert sorted(given) == [("a", 61_000), ("b", 61_000)]
-    assert heartbeats == [1, 1, 1, 1], "a batch has one tick, however many were due"
+    times = {"spark.sql.timestampType": "TIMESTAMP_NTZ", "spark.sql.session.timeZone": "Asia/Tokyo"}
+    with settings(stream.spark, times):
+        assert "Outage" in stream.fails(stream.batches(Closing(), sink, **options), transform=ticking)
+        for seconds in (0, 16):
+            clock.advance(1000 * seconds)
+            time.sleep(0.002)
+            stream.run(stream.batches(Closing(), sink, **options), transform=ticking)
+    names = ("batchId", "isReplay", "numInputRows", "numHeartbeats", "watermark")
+    # Rows stay away for 16 seconds. Of many ticks a batch has one.
+    assert [tuple(each[name] for name in names) for each in figures] == [
+        (0, True, 1, 0, begin - 1000),
+        (1, False, 0, 1, begin + 10_000),
+    ]
+    fired = [("a", begin + 7_000), ("a", begin + 10_000)]
+    assert [sorted(rows) for _, rows in sink.calls] == [[("a", 0)], [("a", 0)], fired]
 
 
 def test_it_ticks_while_the_query_runs(stream: Stream) -> None:
@@ -80,49 +94,6 @@ def test_it_ticks_while_the_query_runs(stream: Stream) -> None:
     assert len(seen) >= 4, query.exception()
     assert sum(each["numInputRows"] for each in seen) == 1
     assert all(each["numHeartbeats"] == 1 for each in seen)
-
-
-def test_a_batch_of_ticks_is_replayed(stream: Stream) -> None:
-    """Its rows are read again by Spark's workers, which have nothing of them at hand."""
-    stream.add(numbers(("a", 1)))
-    sink = Collecting(Fails(0))
-
-    def ticking(frame: Any) -> Any:
-        return sb.spark.heartbeat(frame, every="20000 days")  # the next is due in 2079, not at midnight
-
-    assert "Outage" in stream.fails(stream.batches(sink=sink), transform=ticking)
-    batches = stream.batches(sink=sink)
-    stream.run(batches, transform=ticking)
-    assert [rows for _, rows in sink.calls] == [[("a", 1)], [("a", 1)]]
-    assert batches.last_progress["isReplay"]
-    stream.lose(0, "commits")
-    stream.run(stream.batches(sink=sink), transform=ticking)
-    assert [rows for _, rows in sink.calls] == [[("a", 1)]] * 3
-
-
-def test_the_watermark_follows_the_clock_when_rows_stay_away(stream: Stream) -> None:
-    class Closing(sb.KeyedProcessFunction):
-        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
-            ctx.timers.register(ctx.timestamp + 10_000)
-            return []
-
-        def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Any:
-            return [(ctx.current_key, timestamp)]
-
-    at = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
-    begin = int(at.timestamp() * 1000)
-    clock, sink, watermarks = ManualClock(begin), Collecting(), []
-    stream.add(pa.table({"user": ["a"], "at": pa.array([at], pa.timestamp("us", "UTC"))}))
-    event_time = sb.spark.EventTime("at", delay=1000, idle_after=datetime.timedelta(seconds=5))
-    for _ in range(5):
-        batches = stream.batches(Closing(), sink, clock=clock, event_time=event_time)
-        stream.run(batches, transform=lambda frame: sb.spark.heartbeat(frame, every="1 ms"))
-        watermarks.append(batches.last_progress["watermark"] - begin)
-        clock.advance(4_000)
-        time.sleep(0.002)
-    # Rows stay away from 0 on: at 4 seconds that is not long, from 8 on it is.
-    assert watermarks == [-1000, -1000, 2000, 6000, 10_000]
-    assert [row for _, rows in sink.calls for row in rows] == [("a", begin + 10_000)]
 
 
 def test_refusals(stream: Stream) -> None:

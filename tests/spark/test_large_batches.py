@@ -26,7 +26,7 @@ __all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 #: A piece of one row, and of a few.
-SIZES = [1, 600]
+SIZES = [1, 250]
 SCHEMA = {"main": "user string, n bigint, seen bigint", "late": "user string, at bigint, n bigint"}
 
 
@@ -91,7 +91,7 @@ def batch_of(rng: random.Random, number: int) -> pa.Table:
             "by": rng.choice([None, float("nan"), 0.0, -0.0, 1.5, rng.random()]),
             "all": rng.choice([None, False, False, False, False, True]),
         }
-        for at in range(60)
+        for at in range(24)
     ]
     schema = {"user": pa.string(), "at": pa.int64(), "n": pa.int64(), "by": pa.float64(), "all": pa.bool_()}
     return pa.Table.from_pylist(rows, schema=pa.schema(schema))
@@ -122,7 +122,12 @@ def given_by(stream: Stream, way: str, function: Any, **options: Any) -> list[An
 @pytest.mark.parametrize("function", [Rows, WholeKeys, Columns])
 @pytest.mark.parametrize("is_sorted", [False, True], ids=["as they come", "sorted"])
 def test_pieces_mean_what_the_whole_means(
-    stream: Stream, rng: random.Random, function: Any, is_sorted: bool
+    stream: Stream,
+    rng: random.Random,
+    day_rng: random.Random,
+    is_stress: bool,
+    function: Any,
+    is_sorted: bool,
 ) -> None:
     for number in range(4):
         stream.add(batch_of(rng, number))
@@ -132,7 +137,7 @@ def test_pieces_mean_what_the_whole_means(
     clock = sb.testing.ManualClock(10**12)
     whole = given_by(stream, "memory", function(), clock=clock, **options)
     assert whole[2][1][2] > 0, "rows were late"
-    for size in SIZES:
+    for size in SIZES if is_stress else [day_rng.choice(SIZES)]:
         pieces = given_by(
             stream, f"files-{size}", function(), clock=clock, input="files", memory=4 * size, **options
         )

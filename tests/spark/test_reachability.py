@@ -36,7 +36,7 @@ def master(folder: Path) -> Iterator[str]:
         yield address
 
 
-@pytest.mark.sampled(2, of="long queries")
+@pytest.mark.sampled(1, of="long queries")
 @pytest.mark.parametrize("mode", ["classic", "connect"])
 def test_executors_are_asked_whether_they_can_read_the_checkpoint(
     master: str, folder: Path, mode: str

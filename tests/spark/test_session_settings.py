@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ciphers import AesGcm
-from local_spark import settings
-from spark_streams import Collecting, Stream, numbers, spark, stream
+from local_spark import settings, spark
 
 import statebackend as sb
 
-__all__ = ["spark", "stream"]
+__all__ = ["spark"]
 pytestmark = pytest.mark.spark
 
 UTC = datetime.timezone.utc
@@ -38,6 +38,12 @@ KIND = sb.types.ROW(
         "day": sb.types.INT,
     }
 )
+#: The same for Spark.
+SPARKS = (
+    "`user` string, at timestamp, local timestamp_ntz, `timestamp` date, `select` decimal(38,18), `a.b ``c``` binary, "
+    "`from` struct<`user`:timestamp,`where`:timestamp_ntz,n:smallint>, `all` array<timestamp>, "
+    "`map` map<timestamp,struct<`user`:timestamp_ntz,day:date>>, pair struct<_1:timestamp,_2:float>, day int"
+)
 #: The old calendar ends in 1582; clocks of Berlin skipped and repeated hours in 2024, and had odd minutes in 1890.
 TIMES = [
     datetime.datetime(1, 1, 1, 12),
@@ -51,41 +57,25 @@ TIMES = [
 
 
 def rows() -> pa.Table:
-    made: list[Any] = []
+    made: list[dict[str, Any]] = []
     for at, local in enumerate(TIMES):
         instant, day = local.replace(tzinfo=UTC), local.date()
-        made.append(
-            (
-                f"user {at}",
-                instant,
-                local,
-                day,
-                decimal.Decimal("-12345678901234567890.123456789012345678"),
-                b"\x00\xff",
-                (instant, local, -1),
-                [instant, None],
-                [(instant, (local, day)), (instant + datetime.timedelta(days=-1 if at else 1), None)],
-                (instant, 0.5),
-                at,
-            )
-        )
-    made.append(("nothing", *[None] * 10))
-    columns = zip(*made, strict=True)
-    arrays = []
-    for field, values in zip(KIND.arrow, columns, strict=True):
-        if pa.types.is_struct(field.type):
-            names = [each.name for each in field.type]
-            values = [None if each is None else dict(zip(names, each, strict=True)) for each in values]
-        elif pa.types.is_map(field.type):
-            names = ["user", "day"]
-            values = [
-                None
-                if each is None
-                else [(key, None if one is None else dict(zip(names, one, strict=True))) for key, one in each]
-                for each in values
-            ]
-        arrays.append(pa.array(list(values), field.type))
-    return pa.Table.from_arrays(arrays, schema=pa.schema(list(KIND.arrow)))
+        other = instant + datetime.timedelta(days=-1 if at else 1)
+        row = {
+            "user": f"user {at}",
+            "at": instant,
+            "local": local,
+            "timestamp": day,
+            "select": decimal.Decimal("-12345678901234567890.123456789012345678"),
+            "a.b `c`": b"\x00\xff",
+            "from": {"user": instant, "where": local, "n": -1},
+            "all": [instant, None],
+            "map": [(instant, {"user": local, "day": day}), (other, None)],
+            "pair": {"_1": instant, "_2": 0.5},
+            "day": at,
+        }
+        made.append(row)
+    return pa.Table.from_pylist([*made, {"user": "nothing"}], pa.schema(list(KIND.arrow)))
 
 
 ROWS = rows()
@@ -202,16 +192,16 @@ def delivered(function: Any, schema: dict[str, Any], frame: Any, folder: Path, w
     return given
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_output_keeps_types_and_values_under_any_setting(
-    spark: Any, source: Path, tmp_path: Path, name: str, way: str
+    spark: Any, source: Path, tmp_path: Path, name: str, day_rng: random.Random, is_stress: bool
 ) -> None:
-    check_kept(spark, source, tmp_path, name, way)
+    for way in WAYS if is_stress else [day_rng.choice(WAYS)]:
+        check_kept(spark, source, tmp_path / way, name, way)
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_output_keeps_types_and_values_in_executors_mode(
     spark: Any, source: Path, tmp_path: Path, name: str, shipped: None
@@ -230,7 +220,7 @@ def shipped() -> Iterator[None]:
 
 
 def check_kept(spark: Any, source: Path, folder: Path, name: str, way: str) -> None:
-    schema = spark_types()
+    schema = spark.createDataFrame([], SPARKS).schema
     outputs = {"main": KIND, "times": "user string, times array<timestamp>"}
     with settings(spark, SETTINGS[name]):
         frame = spark.read.schema(schema).option("datetimeRebaseMode", "CORRECTED")
@@ -264,36 +254,3 @@ def test_output_has_names_that_differ_in_case_if_the_session_tells_them_apart(
         ("a", 1, 2, [{"x": 3, "X": "four"}]),
         ("b", 5, 6, []),
     ]
-
-
-def test_ticks_come_under_any_setting_of_times(stream: Stream) -> None:
-    stream.add(numbers(("a", 1)))
-    sink = Collecting()
-    times = {"spark.sql.timestampType": "TIMESTAMP_NTZ", "spark.sql.session.timeZone": "Asia/Tokyo"}
-    with settings(stream.spark, times):
-        batches = stream.batches(Same(), sink, schema="user string, n bigint")
-        stream.run(batches, transform=lambda frame: sb.spark.heartbeat(frame, every="1 ms"))
-    assert [row for _, rows in sink.calls for row in rows] == [("a", 1)]
-    assert batches.last_progress["numHeartbeats"] == 1
-
-
-def spark_types() -> Any:
-    from pyspark.sql import types as t
-
-    time, local, day = t.TimestampType(), t.TimestampNTZType(), t.DateType()
-    record = t.StructType().add("user", time).add("where", local).add("n", t.ShortType())
-    entry = t.StructType().add("user", local).add("day", day)
-    return (
-        t.StructType()
-        .add("user", t.StringType())
-        .add("at", time)
-        .add("local", local)
-        .add("timestamp", day)
-        .add("select", t.DecimalType(38, 18))
-        .add("a.b `c`", t.BinaryType())
-        .add("from", record)
-        .add("all", t.ArrayType(time))
-        .add("map", t.MapType(time, entry))
-        .add("pair", t.StructType().add("_1", time).add("_2", t.FloatType()))
-        .add("day", t.IntegerType())
-    )

@@ -39,38 +39,27 @@ def frame(spark: Any, page: dict[str, Any]) -> Any:
     return spark.createDataFrame(clicks.set_column(clicks.column_names.index("at"), "at", at).to_pandas())
 
 
-def windows_of_spark(frame: Any, window: Any) -> list[tuple[Any, ...]]:
-    from pyspark.sql import functions as F
-
-    counted = frame.groupBy("user", window.alias("w")).count()
-    milliseconds = [F.unix_millis(f"w.{bound}") for bound in ("start", "end")]
-    return sorted(tuple(row) for row in counted.select("user", *milliseconds, "count").collect())
-
-
-def test_tumbling_windows(frame: Any, page: dict[str, Any]) -> None:
-    from pyspark.sql import functions as F
-
-    expected = windows_of_spark(frame, F.window("at", "30 minutes"))
-    assert len(expected) > 100
-    assert page["run_columns"](page["TumblingColumns"]()) == expected
-
-
-def test_sliding_windows(frame: Any, page: dict[str, Any]) -> None:
-    from pyspark.sql import functions as F
-
-    expected = windows_of_spark(frame, F.window("at", "30 minutes", "10 minutes"))
-    assert len(expected) > 400
-    assert page["run_columns"](page["SlidingColumns"]()) == expected
-
-
-def test_sessions(frame: Any, page: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "arguments", "least", "runs"),
+    [
+        ("window", ["30 minutes"], 100, [("run_columns", "TumblingColumns")]),
+        ("window", ["30 minutes", "10 minutes"], 400, [("run_columns", "SlidingColumns")]),
+        ("session_window", ["5 minutes"], 50, [("run_columns", "SessionColumns"), ("run", "Sessions")]),
+    ],
+    ids=["tumbling", "sliding", "sessions"],
+)
+def test_windows_of_the_page_are_those_of_spark(
+    frame: Any, page: dict[str, Any], kind: str, arguments: list[str], least: int, runs: list[tuple[str, str]]
+) -> None:
     """The page counts a click that comes just when a session ends to that session, as Spark does."""
     from pyspark.sql import functions as F
 
-    expected = windows_of_spark(frame, F.session_window("at", "5 minutes"))
-    assert len(expected) > 50
-    assert page["run_columns"](page["SessionColumns"]()) == expected
-    assert page["run"](page["Sessions"]()) == expected
+    counted = frame.groupBy("user", getattr(F, kind)("at", *arguments).alias("w")).count()
+    milliseconds = [F.unix_millis(f"w.{bound}") for bound in ("start", "end")]
+    expected = sorted(tuple(row) for row in counted.select("user", *milliseconds, "count").collect())
+    assert len(expected) > least
+    for run, function in runs:
+        assert page[run](page[function]()) == expected
 
 
 @pytest.mark.parametrize(
