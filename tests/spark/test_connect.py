@@ -30,14 +30,13 @@ def test_state_lives_from_batch_to_batch_and_from_run_to_run(tmp_path: Path) -> 
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # says if there is a zone
         "spark.sql.ansi.enforceReservedKeywords": "true",
     }
-    with Cluster(tmp_path, "connect:local[2]", **conf) as first:
-        assert "pass name=" in first.ask("run_timed", folder=tmp_path, name="")
-        assert first.ask("run_timed", folder=tmp_path, name="mine") is None
-    pq.write_table(pa.table({"user": ["a"], "n": [100]}), tmp_path / "in" / "2.parquet")
-    with Cluster(tmp_path, "connect:local[2]", **conf) as again:
-        for name in ("mine", "encrypted"):
-            assert again.ask("run_timed", folder=tmp_path, name=name) is None
-        failure = again.ask("run_timed", folder=tmp_path, name="interrupted")
+    with Cluster(tmp_path, "connect:local[2]", **conf) as server:
+        assert "pass name=" in server.ask("run_timed", folder=tmp_path, name="")
+        assert server.ask("run_timed", folder=tmp_path, name="mine") is None
+        pq.write_table(pa.table({"user": ["a"], "n": [100]}), tmp_path / "in" / "2.parquet")
+        for name in ("mine", "encrypted"):  # each run has a worker of its own
+            assert server.ask("run_timed", folder=tmp_path, name=name) is None
+        failure = server.ask("run_timed", folder=tmp_path, name="interrupted")
     assert "KeyboardInterrupt: as told (batch 0 of Timed)" in failure
     assert "[USAGE.EXIT]" in failure
     # The output of an encrypted store goes to the sink through the driver.

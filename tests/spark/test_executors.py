@@ -7,7 +7,6 @@ import os
 import random
 import re
 import select
-import signal
 import sys
 import tarfile
 import time
@@ -34,7 +33,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_java]
 
 KINDS = ("host", "task", "executor", "stop")
 #: Each takes a cluster's minute: a run without ``--stress`` has some of them.
-ONE_OF_MANY = pytest.mark.sampled(4, of="clusters")
+ONE_OF_MANY = pytest.mark.sampled(3, of="clusters")
 
 
 @pytest.fixture(scope="module")
@@ -125,26 +124,16 @@ def test_files_of_all_hosts_are_published_at_once(
 
 @ONE_OF_MANY
 def test_nothing_is_left_of_a_query_that_has_ended(cluster: Cluster, folder: Callable[..., Path]) -> None:
-    ports = []
-    for name in ("first", "second"):
+    """And it goes on in the same application."""
+    place, ports = folder("again", 1), []
+    for number in (1, 2):
+        write_input(place, number)
         # One byte of memory: all rows go to the disk of the hosts.
-        assert cluster.ask("run", folder=folder(name, 1), memory=1)["error"] is None
+        assert cluster.ask("run", folder=place, memory=1)["error"] is None
         left = cluster.ask("left")
         ports.append(left.pop("ports"))
         assert left == {"threads": [], "listening": [], "folders": []}
     assert ports[0] == ports[1], "what Spark itself listens on"
-
-
-@ONE_OF_MANY
-def test_a_query_goes_on_after_its_end_in_the_same_application(
-    cluster: Cluster, folder: Callable[..., Path]
-) -> None:
-    place = folder("again", 2)
-    for files in (2, 3):
-        if files == 3:
-            write_input(place, 2)
-        ran = cluster.ask("run", folder=place)
-        assert ran["error"] is None
     assert check_running(place) == 3
 
 
@@ -177,38 +166,6 @@ def test_an_error_of_the_function_is_raised_once_and_seen(
 
 
 @ONE_OF_MANY
-def test_a_function_that_hangs_on_a_host_ends_with_its_process(
-    cluster: Cluster, folder: Callable[..., Path], tmp_path: Path
-) -> None:
-    place, notes = folder("hanging", 2), tmp_path / "notes"
-    notes.mkdir()
-    raises = {"n": executors_query.rows_of(1)["n"][0].as_py(), "notes": str(notes), "hangs": True}
-    hosts = {"host_timeout": 5.0, "max_tries": 10}
-    assert cluster.ask("run", folder=place, raises=raises, hosts=hosts)["error"] is None
-    assert list(notes.glob("raised-*")), "it has hung"
-    check_running(place)
-
-
-@ONE_OF_MANY
-@pytest.mark.parametrize("where", ["function", "sink", "on_batch"])
-def test_no_host_is_lost_while_user_code_holds_the_gil(
-    cluster: Cluster, folder: Callable[..., Path], tmp_path: Path, where: str
-) -> None:
-    place, notes = folder("holding", 3), tmp_path / "notes"
-    notes.mkdir()
-    silence = 2.0
-    hosts = {"silence": silence, "max_tries": 10}
-    ran = cluster.ask("run_holding", folder=place, notes=notes, where=where, seconds=3 * silence, hosts=hosts)
-    assert ran["error"] is None
-    assert check_running(place) == 3
-    processes = [{row[3] for row in rows} for rows in sink_of(place).values()]
-    assert len(processes[0]) == 2
-    assert processes == [processes[0]] * 3, "the hosts of the first batch are those of the last"
-    called = Counter(path.name.split("-")[1] for path in notes.iterdir())
-    assert set(called.values()) == ({1} if where == "function" else set()), "each row was processed once"
-
-
-@ONE_OF_MANY
 def test_a_task_that_fails_after_half_its_rows(
     cluster: Cluster, folder: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -237,29 +194,18 @@ def test_processes_killed_at_random(
     cluster: Cluster,
     folder: Callable[..., Path],
     rng: random.Random,
+    day_rng: random.Random,
     request: pytest.FixtureRequest,
     is_stress: bool,
 ) -> None:
-    """Each kind of them, or ``--kills`` with ``--stress``."""
+    """Two kinds of them, or ``--kills`` with ``--stress``."""
     place = folder("killed", 2)
     count = request.config.getoption("kills")
-    kinds = rng.choices(KINDS, k=count) if is_stress else rng.sample(KINDS, len(KINDS))
+    kinds = rng.choices(KINDS, k=count) if is_stress else day_rng.sample(KINDS, 2)
     options = {"hosts": {"silence": 8.0, "max_tries": 10, "local_copies": True}, "memory": 1}
     did = cluster.ask("kill", folder=place, kinds=kinds, seed=rng.randrange(2**31), **options)
-    assert sum(did["killed"].values()) > 0.7 * len(kinds)
+    assert sum(did["killed"].values()) >= (0.7 * len(kinds) if is_stress else 1)
     check_running(place)
-
-
-@pytest.mark.stress
-def test_hosts_stopped_for_longer_than_the_timeout(
-    cluster: Cluster, folder: Callable[..., Path], rng: random.Random
-) -> None:
-    """Each is replaced, and goes on only when another has its place."""
-    place = folder("stopped", 2)
-    options = {"hosts": {"silence": 4.0, "max_tries": 10, "local_copies": True}}
-    did = cluster.ask("kill", folder=place, kinds=["stop"] * 12, seed=rng.randrange(2**31), **options)
-    assert did["killed"] == {"stop": 12}
-    print(did, check_running(place))
 
 
 def num_calls(place: Path) -> int:
@@ -286,51 +232,6 @@ def test_a_driver_killed_at_random(
             driver.kill()
     with Cluster(tmp_path, "local[3]") as driver:
         assert driver.ask("run", folder=place)["error"] is None
-    check_running(place)
-
-
-@pytest.mark.stress
-def test_query_goes_on_when_driver_was_stopped_for_30_seconds(
-    folder: Callable[..., Path], tmp_path: Path, rng: random.Random
-) -> None:
-    """The hosts have given the driver up by then."""
-    place = folder("stopped driver", 2)
-    with Cluster(tmp_path) as driver:
-        driver.tell("run", folder=place, endless=True, hosts={"silence": 10.0, "max_tries": 10})
-        for stop in range(4):
-            before = num_calls(place)
-            waits_for(
-                "two batches", lambda before=before: has_answered(driver) or num_calls(place) > before + 1
-            )
-            assert not has_answered(driver), driver.answer()
-            if stop == 3:
-                break
-            time.sleep(rng.random())  # anywhere in a batch
-            driver.signal_driver(signal.SIGSTOP)
-            time.sleep(30)
-            driver.signal_driver(signal.SIGCONT)
-            print("stopped at batch", num_calls(place))
-        driver.kill()
-    with Cluster(tmp_path, "local[3]") as driver:
-        assert driver.ask("run", folder=place)["error"] is None
-    print(check_running(place))
-
-
-@pytest.mark.stress
-def test_a_second_driver_is_refused_while_the_first_has_the_lock(
-    folder: Callable[..., Path], tmp_path: Path
-) -> None:
-    place = folder("locked", 2)
-    with Cluster(tmp_path, "local[3]") as first, Cluster(tmp_path, "local[3]") as second:
-        first.tell("run", folder=place, endless=True, name="mine")
-        for _ in range(5):
-            before = num_calls(place)
-            waits_for("two batches", lambda before=before: num_calls(place) > before + 1)
-            refused = second.ask("run", folder=place, stream="second", name="mine")["error"]
-            assert "USAGE.STORE_IN_USE" in refused
-        first.kill()
-    with Cluster(tmp_path, "local[3]") as driver:
-        assert driver.ask("run", folder=place, name="mine")["error"] is None
     check_running(place)
 
 

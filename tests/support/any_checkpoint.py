@@ -10,8 +10,6 @@ import pyarrow as pa
 
 import statebackend as sb
 
-__all__ = ["read_rows"]
-
 
 def read_rows(store: Path, name: str, key_type: Any = "string") -> pa.Table:
     """The rows of a state; from files of a database by way of a savepoint, as the tools advise."""

@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["chosen_cases"]
-
 #: A test with fewer cases runs all of them.
 MANY = 24
 

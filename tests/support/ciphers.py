@@ -7,8 +7,6 @@ from typing import Any
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-__all__ = ["KEY", "AesGcm", "Growing", "Leaking", "Padding", "Shifting", "Shortening"]
-
 KEY = bytes(range(32))
 
 

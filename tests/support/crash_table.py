@@ -12,9 +12,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,8 +22,6 @@ from connect_session import started
 
 import statebackend as sb
 from statebackend.runtime import Committed
-
-__all__ = ["BEFORE", "THEN", "cell"]
 
 #: How far batch 1 came before it broke off: each is the last thing that had happened.
 BEFORE = ("nothing", "the function", "files", "the manifest", "the sink", "Spark's log")
@@ -89,27 +87,11 @@ class Breaking:
         if self.before == "nothing":
             raise BrokenOff
         broken = {"files": (sb.CheckpointStore, "commit"), "the manifest": (Committed, "verify_output")}
-        with breaking(*broken[self.before]) if self.before in broken else doing_nothing():
+        if self.before not in broken:
             self.batches(frame, batch_id)
-
-
-@contextmanager
-def breaking(owner: Any, name: str) -> Iterator[None]:
-    original = getattr(owner, name)
-
-    def breaks(*arguments: Any, **options: Any) -> Any:
-        raise BrokenOff
-
-    setattr(owner, name, breaks)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-@contextmanager
-def doing_nothing() -> Iterator[None]:
-    yield
+            return
+        with mock.patch.object(*broken[self.before], side_effect=BrokenOff):
+            self.batches(frame, batch_id)
 
 
 class Cell:

@@ -31,7 +31,6 @@ import pyarrow.parquet as pq
 from ciphers import AesGcm
 from connect_session import connect_session, started
 from crash_table import SCHEMA, Sink, Total, cell
-from held_gil import hold_gil
 
 import statebackend as sb
 from statebackend.checkpoint.files import PosixCalls
@@ -40,6 +39,8 @@ from statebackend.checkpoint.files import PosixCalls
 PATIENCE = 240.0
 #: The variable that marks the program and all that come from it.
 MARK = "STATEBACKEND_TEST_RUN"
+#: The columns of the input.
+INPUT = "user string, n bigint, at bigint, id bigint, is_rate boolean"
 RUNNING = "user string, total bigint, number bigint, token string"
 STORY = {
     "totals": "user string, total bigint, recent bigint, rate bigint",
@@ -142,35 +143,16 @@ class Telling(Running):
 
 
 class Raising(Running):
-    """Raises at a number until it is mended, and notes that it has; or hangs there, once."""
+    """Raises at a number until it is mended, and notes that it has."""
 
-    def __init__(self, n: int, notes: str, hangs: bool = False) -> None:
-        self.n, self.notes, self.hangs = n, notes, hangs
+    def __init__(self, n: int, notes: str) -> None:
+        self.n, self.notes = n, notes
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
         if row.n == self.n and not Path(self.notes, "mended").exists():
             Path(self.notes, f"raised-{time.time_ns()}").touch()
-            if self.hangs:
-                Path(self.notes, "mended").touch()
-                time.sleep(10 * PATIENCE)
             raise ValueError(f"nobody wants {self.n}")
         yield from super().process_element(row, ctx)
-
-
-class Holding(Running):
-    """Holds the GIL at a number, once, and notes each call for it; the token is the process of the host."""
-
-    def __init__(self, n: int | None, notes: str, seconds: float) -> None:
-        self.n, self.notes, self.seconds = n, notes, seconds
-
-    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
-        if row.n == self.n:
-            is_first = not list(Path(self.notes).glob("called-*"))
-            Path(self.notes, f"called-{row.id}-{time.time_ns()}").touch()
-            if is_first:
-                hold_gil(self.seconds)
-        for user, total, number, _ in super().process_element(row, ctx):
-            yield user, total, number, str(os.getpid())
 
 
 class Story(sb.KeyedProcessFunction):
@@ -276,18 +258,6 @@ class Writing:
         rows = [list(row.values()) for row in frame.toArrow().to_pylist()]
         with open(self.path, "ab", buffering=0) as file:
             file.write(json.dumps({"batch": batch_id, "rows": rows}).encode() + b"\n")
-
-
-class HoldingOnce:
-    """Calls something, and holds the GIL of the driver when it is called for the first time."""
-
-    def __init__(self, call: Callable[..., Any], seconds: float) -> None:
-        self._call, self._seconds = call, seconds
-
-    def __call__(self, *arguments: Any) -> None:
-        self._call(*arguments)
-        hold_gil(self._seconds)
-        self._seconds = 0.0
 
 
 class Query:
@@ -423,20 +393,6 @@ class Program:
             options["function"] = Raising(**options.pop("raises"))
         return options
 
-    def run_holding(
-        self, folder: str, notes: str, where: str, seconds: float, **options: Any
-    ) -> dict[str, Any]:
-        """Run a query in which the function, the sink or ``on_batch`` holds the GIL once."""
-        # In the second batch, so that the first one has told which processes are the hosts.
-        before = rows_of(0)["n"].to_pylist()
-        n = next(n for n in rows_of(1)["n"].to_pylist() if n not in before) if where == "function" else None
-        options["function"] = Holding(n, notes, seconds)
-        if where == "sink":
-            options["sink"] = HoldingOnce(Writing(Path(folder)), seconds)
-        if where == "on_batch":
-            options["on_batch"] = HoldingOnce(lambda progress: None, seconds)
-        return self.run(folder, **options)
-
     def _profile(self, cpus: int) -> Any:
         """The resources of a task that takes so many cores."""
         from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
@@ -468,9 +424,7 @@ class Program:
                     raise ValueError("as told")
                 yield batch.slice(half)
 
-        schema = "user string, n bigint, at bigint, id bigint, is_rate boolean"
-        options: dict[str, Any] = {"transform": lambda frame: frame.mapInArrow(fails_once, schema)}
-        return self.run(folder, **options)
+        return self.run(folder, transform=lambda frame: frame.mapInArrow(fails_once, INPUT))
 
     def run_speculating(self, folder: str, notes: str) -> dict[str, Any]:
         """Run a query some of whose tasks wait, rows half sent, until Spark has begun another attempt of them."""
@@ -487,11 +441,7 @@ class Program:
                 if number == 0 and context.partitionId() == 0:
                     waits_for("another attempt", lambda: len(os.listdir(of_partition)) > 1)
 
-        schema = "user string, n bigint, at bigint, id bigint, is_rate boolean"
-        options: dict[str, Any] = {
-            "transform": lambda frame: frame.repartition(4, "id").mapInArrow(waits, schema)
-        }
-        return self.run(folder, **options)
+        return self.run(folder, transform=lambda frame: frame.repartition(4, "id").mapInArrow(waits, INPUT))
 
     def run_losing_shuffle(self, folder: str, notes: str) -> dict[str, Any]:
         """Run a query behind a shuffle whose files are lost while its tasks read them, once.
@@ -517,11 +467,9 @@ class Program:
                     time.sleep(0.5)
                     Path(notes, "lost").touch()
 
-        schema = "user string, n bigint, at bigint, id bigint, is_rate boolean"
         ran = self.run(
             folder,
-            transform=lambda frame: frame.repartition(3 * slots, "id").mapInArrow(loses, schema),
-            order_by="id",
+            transform=lambda frame: frame.repartition(3 * slots, "id").mapInArrow(loses, INPUT),
         )
         tracker = self.spark.sparkContext.statusTracker()
         # The cluster may have run other queries before.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["hold_gil"]
-
 
 def hold_gil(seconds: float) -> None:
     """Wait, and let no other thread of this process run Python."""

@@ -16,8 +16,6 @@ from statebackend.runtime import Committed, Incoming, Job, Runner
 from statebackend.runtime.progress import Stopwatch
 from statebackend.types import of
 
-__all__ = ["HostQuery", "LocalQuery", "data_files", "rows_out", "state_of"]
-
 
 class LocalQuery:
     """A query in one process, on a store in a folder."""

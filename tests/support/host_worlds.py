@@ -19,8 +19,6 @@ import statebackend as sb
 from statebackend.cluster.options import HostOptions
 from statebackend.runtime import Job
 
-__all__ = ["JOB", "PARALLELISM", "PARTITIONS", "ROWS", "World", "ticks"]
-
 PARALLELISM, PARTITIONS = 2, 2
 #: Rows for all hosts.
 ROWS = pa.table({"user": ["ann", "bob", "eve", "kim"], "n": [1, 2, 3, 4], "rule": [False] * 4})

@@ -7,17 +7,6 @@ from typing import Any
 
 import statebackend as sb
 
-__all__ = [
-    "COUNT",
-    "KEY_TYPES",
-    "counting",
-    "counts",
-    "create",
-    "open_store",
-    "restored_counts",
-    "without_groups",
-]
-
 KEY_TYPES = {"int": int, "str": str, "row": "struct<a:int,b:string>"}
 COUNT = sb.ValueStateDescriptor("count", int)
 #: The most keys of a backend that counts.

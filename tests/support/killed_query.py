@@ -187,7 +187,5 @@ def after(seconds: float, action: Callable[[], None]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-__all__ = ["DUE", "MORE_STEPS", "STEPS", "is_late"]
-
 if __name__ == "__main__":
     main()

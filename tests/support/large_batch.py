@@ -26,8 +26,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import statebackend as sb
 
-__all__ = ["KINDS"]
-
 KINDS = ["plain", "ordered", "broadcast"]
 ROWS, KEYS, FILES = 20_000_000, 200_000, 8
 LIMIT = 2 << 30

@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-__all__ = ["left_alive"]
-
 
 def left_alive(counters: Callable[[], Mapping[str, int]], before: Mapping[str, int]) -> dict[str, int]:
     """Counts that have risen. A full collection takes a tenth of a second: only where something seems to be left.

@@ -28,8 +28,6 @@ from urllib.parse import quote
 
 import pytest
 
-__all__ = ["SERVERS", "Place", "azure_server", "gcs_server", "object_server", "s3_server"]
-
 #: The address of a store, and its options.
 Place = tuple[str, dict[str, str]]
 

@@ -9,8 +9,6 @@ import pytest
 
 from statebackend.checkpoint import CheckpointStore
 
-__all__ = ["root", "store"]
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

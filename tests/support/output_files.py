@@ -7,8 +7,6 @@ import pyarrow as pa
 from statebackend.checkpoint import DataWriter, StoredFile
 from statebackend.runtime.output import OutputFiles
 
-__all__ = ["write_output"]
-
 
 def write_output(writer: DataWriter, rows: pa.Table) -> StoredFile:
     """The file of an output with these rows, durable."""

@@ -12,8 +12,6 @@ import pytest
 from statebackend.runtime import Batch, Incoming, Job, Runner
 from statebackend.runtime.batches import BatchInPieces, RowsInPieces
 
-__all__ = ["TableInPieces", "either_way"]
-
 
 class TableInPieces(RowsInPieces):
     """The rows of a table, ``most`` at a time, in the order that a job wants, as Spark would sort them."""

@@ -25,8 +25,6 @@ from thread_cluster import ThreadCluster
 from statebackend.cluster.host import Host, HostPlan
 from statebackend.cluster.options import HostOptions
 
-__all__ = ["Orders", "ProcessCluster"]
-
 
 class Orders:
     """What the function of a `World` is to do at its next row, and what it has done, as files of a folder."""

@@ -22,8 +22,6 @@ from typing import Any
 
 from watched_calls import WatchedCalls
 
-__all__ = ["JOBS", "KillingCalls", "Server", "environment", "gone", "run", "serve", "server", "started"]
-
 #: Code, or a module.
 Program = str | ModuleType
 Say = Callable[[object], None]

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["SealOff", "fill", "read_only", "small_disk"]
-
 SealOff = Callable[[Path], None]
 
 

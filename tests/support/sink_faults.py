@@ -9,8 +9,6 @@ from spark_streams import Fails, Stream, numbers
 
 from statebackend.spark.sinks.interface import CommittedSink, Delivery
 
-__all__ = ["BATCHES", "FailsAfter", "fill"]
-
 
 class FailsAfter:
     """A sink of `sb.spark.sinks` that publishes, and then fails, for some batches."""

@@ -17,8 +17,6 @@ from statebackend.spark.deliveries import Deliveries
 from statebackend.spark.sinks.interface import SinkContext
 from statebackend.types import of
 
-__all__ = ["SinkJob", "rows_of_batch", "sink_job"]
-
 
 class _ToEach(sb.KeyedProcessFunction):
     """Gives each row to every output."""

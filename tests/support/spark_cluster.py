@@ -20,8 +20,6 @@ from executors_query import MARK, marked, waits_for
 from processes import environment
 from refusing_disks import may_mount
 
-__all__ = ["CLUSTER", "Cluster", "can_hide", "standalone"]
-
 #: Two executors with three slots each.
 CLUSTER = "local-cluster[2,3,1024]"
 #: Whatever becomes of the tests, a master and its workers end by themselves after so many seconds.
@@ -79,15 +77,11 @@ class Cluster:
                 return answer["answer"]
         raise AssertionError(self.log.read_text()[-6000:])
 
-    def signal_driver(self, number: signal.Signals) -> None:
-        """Send a signal to the driver, its JVM first, and to nothing else."""
-        jvms = [pid for pid, command in marked(self.mark).items() if "SparkSubmit" in command]
-        for pid in [*jvms, self.process.pid]:
-            os.kill(pid, number)
-
     def kill(self) -> None:
         """Kill the driver, its JVM first, and nothing else."""
-        self.signal_driver(signal.SIGKILL)
+        jvms = [pid for pid, command in marked(self.mark).items() if "SparkSubmit" in command]
+        for pid in [*jvms, self.process.pid]:
+            os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
     def close(self) -> None:

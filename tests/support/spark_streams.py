@@ -17,21 +17,7 @@ from local_spark import spark
 
 import statebackend as sb
 
-__all__ = [
-    "DDL",
-    "FULL",
-    "Collecting",
-    "Fails",
-    "Outage",
-    "Stream",
-    "Total",
-    "len_of",
-    "numbers",
-    "shipped_total",
-    "spark",
-    "stream",
-    "timed",
-]
+__all__ = ["spark"]
 
 
 #: A column of every type.

@@ -7,8 +7,6 @@ from typing import Any
 
 import statebackend as sb
 
-__all__ = ["Buffering", "Total"]
-
 
 class Total(sb.KeyedProcessFunction):
     """A running total for each user; a negative amount is refused."""

@@ -13,8 +13,6 @@ from statebackend.checkpoint import StateSnapshot
 from statebackend.checkpoint.files import PosixFiles
 from statebackend.errors import CommitConflictError
 
-__all__ = ["told_by"]
-
 
 class ToldAloud(Told):
     """Says every change at once: what was said before the kill is what the process knew."""

@@ -20,8 +20,6 @@ from statebackend.errors import HostError, StateBackendError
 from statebackend.runtime import Incoming
 from statebackend.runtime.origin import Identity
 
-__all__ = ["Killed", "ThreadCluster", "batch_of"]
-
 _tasks = itertools.count(1)
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from statebackend.checkpoint.files import PosixCalls
 
-__all__ = ["WatchedCalls"]
-
 
 class WatchedCalls(PosixCalls):
     """Real calls. ``before`` is given the number, the name and the arguments of each; if it raises, nothing is done."""
