@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
-import random
-import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from simulated_disk import Disk, SimulatedCalls
 from stopped_time import StoppedTime
 from store_files import commit
 
 import statebackend as sb
+from statebackend.checkpoint import CheckpointReader
+from statebackend.checkpoint.files import PosixFiles
 from statebackend.checkpoint.store import pins, retention
 from statebackend.checkpoint.store import store as stores
 
@@ -126,42 +129,46 @@ def test_what_cannot_be_pinned(tmp_path: Path) -> None:
         assert pin_files(tmp_path) == []
 
 
-def test_readers_race_a_writer(tmp_path: Path, rng: random.Random) -> None:
+@pytest.mark.parametrize("stopped", ["reader", "writer"])
+def test_a_reader_and_a_writer_meet_before_any_call(stopped: str) -> None:
     """Whoever has got a pin reads every byte; whoever comes too late is told so."""
-    failures: list[BaseException] = []
-    done = threading.Event()
-    read, late = [0], [0]
-
-    def reads() -> None:
-        reader = sb.CheckpointStore(tmp_path).open_readonly()
-        while not done.is_set():
-            try:
-                with reader.pin() as pin:
-                    for _ in range(3):
-                        pin.checkpoint.verify()
-                read[0] += 1
-            except sb.UsageError as error:
-                late[0] += 1
-                if error.code != "USAGE.NO_CHECKPOINT":
-                    failures.append(error)
-            except BaseException as error:  # noqa: BLE001 - shown below
-                failures.append(error)
-
-    with sb.CheckpointStore(tmp_path, retain=1).open_for_writing() as store:
+    outcomes = set()
+    for at in itertools.count():
+        disk = Disk()
+        calls = {name: SimulatedCalls(disk) for name in ("reader", "writer")}
+        files = {name: PosixFiles("/store", each) for name, each in calls.items()}
+        store = sb.CheckpointStore("/", retain=1, _files=files["writer"]).open_for_writing()
         commit(store, 0)
-        readers = [threading.Thread(target=reads) for _ in range(3)]
-        for each in readers:
-            each.start()
-        newest = 0
-        while newest < 150 or (read[0] <= 20 and newest < 10_000):
-            newest += 1
-            commit(store, newest)
-        done.set()
-        for each in readers:
-            each.join()
-        assert failures == []
-        assert read[0] > 20
-        for checkpoint_id in (newest + 1, newest + 2):
-            commit(store, checkpoint_id)
-    assert pin_files(tmp_path) == []
-    assert len(list(tmp_path.glob("data/*/*"))) <= 2
+        pins: list[Any] = []
+
+        def read(pins: list[Any] = pins, files: Any = files) -> None:
+            try:
+                pins.append(CheckpointReader("/", _files=files["reader"]).pin())
+            except sb.UsageError as error:
+                pins.append(error.code)
+
+        def work(store: sb.CheckpointStore = store) -> None:
+            for checkpoint_id in (1, 2, 3):
+                commit(store, checkpoint_id)
+
+        first, second = (read, work) if stopped == "reader" else (work, read)
+        begun = len(calls[stopped].made)
+
+        def plan(number: int, name: str, at: int = begun + at, act: Any = second) -> None:
+            if number == at:
+                act()
+
+        calls[stopped].plan = plan
+        first()
+        if begun + at >= len(calls[stopped].made):
+            break
+        for pin in pins:
+            if pin != "USAGE.NO_CHECKPOINT":
+                pin.checkpoint.verify()
+                outcomes.add(pin.checkpoint.id)
+                pin.release()
+        commit(store, 4)
+        commit(store, 5)
+        assert not [name for name in disk.walk() if "/pins/" in name and name.endswith(".json")]
+        assert sum(name.endswith(".arrow") for name in disk.walk()) <= 2
+    assert outcomes >= ({0, 3} if stopped == "reader" else {0, 1, 2})
