@@ -73,12 +73,6 @@ def remade(n: int) -> Thing:
 TYPES = {sort: sample(sort, random.Random(sort)) for sort in [*SORTS, *OBJECTS]}
 
 
-@pytest.fixture
-def backend() -> sb.StateBackend:
-    """Any: all backends make an `OperatorStateBackend`, which the contract suite asks of each of them."""
-    return sb.create_backend("heap")
-
-
 def elements(name: str) -> sb.ListStateDescriptor:
     return sb.ListStateDescriptor(name, TYPES[name.split(":")[1]].declared)
 
@@ -120,6 +114,14 @@ NAMES = [
 ]
 
 
+def numbers(operator: sb.OperatorStateBackend) -> Any:
+    return operator.get_list_state(sb.ListStateDescriptor("n", int))
+
+
+def rules(operator: sb.OperatorStateBackend) -> Any:
+    return operator.get_broadcast_state(sb.MapStateDescriptor("rules", str, int))
+
+
 def checkpoint_of(
     store: CheckpointStore, checkpoint_id: int, operators: list[sb.OperatorStateBackend]
 ) -> sb.Checkpoint:
@@ -127,9 +129,9 @@ def checkpoint_of(
     return store.commit(checkpoint_id, [each.result() for each in pending])
 
 
-def restored(backend: sb.StateBackend, restore: Any, parallelism: int) -> list[sb.OperatorStateBackend]:
+def restored(restore: Any, parallelism: int) -> list[sb.OperatorStateBackend]:
     return [
-        backend.create_operator_backend(subtask_index=index, parallelism=parallelism, restore=restore)
+        sb.OperatorStateBackend(subtask_index=index, parallelism=parallelism, restore=restore)
         for index in range(parallelism)
     ]
 
@@ -146,20 +148,20 @@ def test_pickles_and_what_a_serializer_of_the_users_writes_are_bytes(data: list[
 
 
 def test_every_mode_and_type_comes_back_at_another_parallelism(
-    backend: sb.StateBackend, store: CheckpointStore, tmp_path: Path, rng: random.Random
+    store: CheckpointStore, tmp_path: Path, rng: random.Random
 ) -> None:
     """What a checkpoint or a savepoint gives is what the same contents give without files, in any chain."""
-    operators = restored(backend, (), 1)
+    operators = restored((), 1)
     for checkpoint_id, parallelism in enumerate((2, 3, 1, 5)):
         for each in operators:
             fill(each, NAMES, rng)
-        expected = restored(backend, [each.contents() for each in operators], parallelism)
+        expected = restored([each.contents() for each in operators], parallelism)
         if checkpoint_id == 1:
             for each in operators:
                 each.savepoint(tmp_path / "savepoint")
-            of_savepoint = restored(backend, tmp_path / "savepoint", parallelism)
+            of_savepoint = restored(tmp_path / "savepoint", parallelism)
             assert [each.contents() for each in of_savepoint] == [each.contents() for each in expected]
-        operators = restored(backend, checkpoint_of(store, checkpoint_id, operators), parallelism)
+        operators = restored(checkpoint_of(store, checkpoint_id, operators), parallelism)
         assert [each.contents() for each in operators] == [each.contents() for each in expected]
         assert all(each.is_restored for each in operators)
         for mine, other in zip(operators, expected, strict=True):
@@ -170,8 +172,8 @@ def test_every_mode_and_type_comes_back_at_another_parallelism(
                     assert same(state.get(), same_state.get())
 
 
-def test_files_hold_declared_types(backend: sb.StateBackend, store: CheckpointStore) -> None:
-    operator = backend.create_operator_backend()
+def test_files_hold_declared_types(store: CheckpointStore) -> None:
+    operator = sb.OperatorStateBackend()
     operator.get_list_state(sb.ListStateDescriptor("rows", t.ROW(a=t.LONG, b=t.STRING))).add((1, "x"))
     operator.get_broadcast_state(sb.MapStateDescriptor("rules", str, t.DECIMAL(4, 1))).put_all(
         {"b": decimal.Decimal("1.5"), "a": None}
@@ -195,16 +197,13 @@ def test_files_hold_declared_types(backend: sb.StateBackend, store: CheckpointSt
         assert pa.ipc.open_file(source).read_all().num_rows == 3
 
 
-def test_many_elements_come_back_in_order(backend: sb.StateBackend, store: CheckpointStore) -> None:
+def test_many_elements_come_back_in_order(store: CheckpointStore) -> None:
     """More than one batch of the file, cut anywhere."""
-    old = restored(backend, (), 2)
-    old[0].get_list_state(sb.ListStateDescriptor("n", int)).add_all(range(150_001))
-    old[1].get_list_state(sb.ListStateDescriptor("n", int)).add_all(range(150_001, 200_000))
+    old = restored((), 2)
+    numbers(old[0]).add_all(range(150_001))
+    numbers(old[1]).add_all(range(150_001, 200_000))
     checkpoint = checkpoint_of(store, 0, old)
-    new = [
-        each.get_list_state(sb.ListStateDescriptor("n", int)).get()
-        for each in restored(backend, checkpoint, 3)
-    ]
+    new = [numbers(each).get() for each in restored(checkpoint, 3)]
     assert [len(each) for each in new] == [66_667, 66_667, 66_666]
     assert [*new[0], *new[1], *new[2]] == list(range(200_000))
 
@@ -213,16 +212,16 @@ def test_many_elements_come_back_in_order(backend: sb.StateBackend, store: Check
 
 
 def test_what_is_not_asked_for_is_carried_along_and_never_unpickled(
-    backend: sb.StateBackend, store: CheckpointStore, rng: random.Random
+    store: CheckpointStore, rng: random.Random
 ) -> None:
-    first = backend.create_operator_backend()
+    first = sb.OperatorStateBackend()
     fill(first, NAMES, rng)
     first.get_list_state(sb.ListStateDescriptor("things", t.PICKLE)).add_all([Thing(1), Thing(2)])
     before, unpickled[0] = first.contents(), 0
-    operators = restored(backend, checkpoint_of(store, 0, [first]), 3)
+    operators = restored(checkpoint_of(store, 0, [first]), 3)
     assert all(each.registered_state_names() == [] for each in operators)
-    operators = restored(backend, checkpoint_of(store, 1, operators), 2)
-    (last,) = restored(backend, checkpoint_of(store, 2, operators), 1)
+    operators = restored(checkpoint_of(store, 1, operators), 2)
+    (last,) = restored(checkpoint_of(store, 2, operators), 1)
     assert unpickled == [0]
     after = last.contents()
     assert set(after) == set(before)
@@ -239,28 +238,26 @@ def test_what_is_not_asked_for_is_carried_along_and_never_unpickled(
     assert unpickled == [2]
 
 
-def test_restored_types_may_widen_and_rows_may_change(
-    backend: sb.StateBackend, store: CheckpointStore
-) -> None:
-    first = backend.create_operator_backend()
+def test_restored_types_may_widen_and_rows_may_change(store: CheckpointStore) -> None:
+    first = sb.OperatorStateBackend()
     first.get_list_state(sb.ListStateDescriptor("n", "int")).add(7)
     first.get_union_list_state(sb.ListStateDescriptor("r", "struct<a:int,b:string>")).add((1, "x"))
-    again = backend.create_operator_backend(restore=checkpoint_of(store, 0, [first]))
+    again = sb.OperatorStateBackend(restore=checkpoint_of(store, 0, [first]))
     assert again.get_list_state(sb.ListStateDescriptor("n", "bigint")).get() == [7]
     rows = again.get_union_list_state(sb.ListStateDescriptor("r", "struct<c:date,a:bigint>"))
     assert [tuple(row) for row in rows.get()] == [(None, 1)]
     # What was migrated is written as it is now.
-    last = backend.create_operator_backend(restore=checkpoint_of(store, 1, [again]))
+    last = sb.OperatorStateBackend(restore=checkpoint_of(store, 1, [again]))
     assert last.contents()["n"]["config"]["types"] == {"element": {"type": "long"}}
 
 
-def test_what_does_not_fit_is_refused_and_stays(backend: sb.StateBackend, store: CheckpointStore) -> None:
-    first = backend.create_operator_backend()
+def test_what_does_not_fit_is_refused_and_stays(store: CheckpointStore) -> None:
+    first = sb.OperatorStateBackend()
     first.get_list_state(sb.ListStateDescriptor("n", "int")).add(7)
     first.get_list_state(sb.ListStateDescriptor("p", t.PICKLE)).add(7)
     first.get_list_state(sb.ListStateDescriptor("c", Backwards())).add("ab")
     first.get_broadcast_state(sb.MapStateDescriptor("b", "int", "float")).put(1, 0.5)
-    again = backend.create_operator_backend(restore=checkpoint_of(store, 0, [first]))
+    again = sb.OperatorStateBackend(restore=checkpoint_of(store, 0, [first]))
     for name, element in [("n", "smallint"), ("p", t.BYTES), ("c", t.BYTES), ("c", Eight())]:
         with pytest.raises(StateMigrationError, match=f"'{name}'"):
             again.get_list_state(sb.ListStateDescriptor(name, element))
@@ -273,9 +270,9 @@ def test_what_does_not_fit_is_refused_and_stays(backend: sb.StateBackend, store:
 # ------------------------------------------------------------------------------------- which snapshots
 
 
-def test_snapshots_of_keyed_state_are_passed_over(backend: sb.StateBackend, store: CheckpointStore) -> None:
-    operator = backend.create_operator_backend()
-    operator.get_list_state(sb.ListStateDescriptor("n", int)).add(7)
+def test_snapshots_of_keyed_state_are_passed_over(store: CheckpointStore) -> None:
+    operator = sb.OperatorStateBackend()
+    numbers(operator).add(7)
     with store.begin_snapshot(0).create("base") as file:
         file.write(b"no file of ours")
         keyed = StateSnapshot(
@@ -286,50 +283,46 @@ def test_snapshots_of_keyed_state_are_passed_over(backend: sb.StateBackend, stor
             extra={"part": "keyed"},
         )
     checkpoint = store.commit(0, [keyed, operator.snapshot(0, store).result()])
-    assert backend.create_operator_backend(restore=checkpoint).contents() == operator.contents()
+    assert sb.OperatorStateBackend(restore=checkpoint).contents() == operator.contents()
     only_keyed = store.commit(1, [StateSnapshot(1, store.epoch, extra={"part": "keyed"})])
-    again = backend.create_operator_backend(restore=only_keyed)
+    again = sb.OperatorStateBackend(restore=only_keyed)
     assert again.is_restored
     assert again.contents() == {}
 
 
-def test_snapshots_that_are_not_committed_are_opened_by_their_store(
-    backend: sb.StateBackend, store: CheckpointStore
-) -> None:
-    old = restored(backend, (), 2)
+def test_snapshots_that_are_not_committed_are_opened_by_their_store(store: CheckpointStore) -> None:
+    old = restored((), 2)
     for index, each in enumerate(old):
-        each.get_list_state(sb.ListStateDescriptor("n", int)).add_all([index, 10 + index])
+        numbers(each).add_all([index, 10 + index])
     snapshots = [each.snapshot(4, store).result() for each in old]
     given = [snapshots[1].to_json(), snapshots[0]]
     checkpoint = store.open_readonly().open_snapshots(given)
     assert checkpoint.id == 4
-    (one,) = restored(backend, checkpoint, 1)
-    assert one.get_list_state(sb.ListStateDescriptor("n", int)).get() == [0, 10, 1, 11]
+    (one,) = restored(checkpoint, 1)
+    assert numbers(one).get() == [0, 10, 1, 11]
     store.abort(4)
     with pytest.raises(CorruptCheckpointError, match="missing"):
-        restored(backend, checkpoint, 1)
+        restored(checkpoint, 1)
     for refused in ([], [snapshots[0], StateSnapshot(5, store.epoch)]):
         with pytest.raises(UsageError):
             store.open_snapshots(refused)
 
 
 @pytest.mark.parametrize("wrong", [{}, "", b"x", 7, [7], ["x"], [[]], [StateSnapshot(0, epoch=1)]], ids=repr)
-def test_what_cannot_be_restored_from_is_refused(backend: sb.StateBackend, wrong: Any) -> None:
+def test_what_cannot_be_restored_from_is_refused(wrong: Any) -> None:
     with pytest.raises(UsageError, match="restore is a Checkpoint, a savepoint"):
-        backend.create_operator_backend(restore=wrong)
+        sb.OperatorStateBackend(restore=wrong)
 
 
-def test_a_checkpoint_that_lacks_an_instance_is_refused(
-    backend: sb.StateBackend, store: CheckpointStore
-) -> None:
-    old = restored(backend, (), 3)
+def test_a_checkpoint_that_lacks_an_instance_is_refused(store: CheckpointStore) -> None:
+    old = restored((), 3)
     for each in old:
-        each.get_list_state(sb.ListStateDescriptor("n", int)).add(1)
+        numbers(each).add(1)
     for checkpoint_id, chosen in enumerate(((0, 1), (0, 2), (1,), (0, 1, 2, 2))):
         snapshots = [old[index].snapshot(checkpoint_id, store).result() for index in chosen]
         checkpoint = store.commit(checkpoint_id, snapshots)
         with pytest.raises(CorruptCheckpointError, match="every instance") as caught:
-            backend.create_operator_backend(restore=checkpoint)
+            sb.OperatorStateBackend(restore=checkpoint)
         assert caught.value.code == "CORRUPT_CHECKPOINT.INCOMPLETE"
 
 
@@ -346,26 +339,24 @@ def test_a_checkpoint_that_lacks_an_instance_is_refused(
     ],
     ids=str,
 )
-def test_a_file_that_is_not_as_described_is_refused(
-    backend: sb.StateBackend, store: CheckpointStore, state: dict[str, Any]
-) -> None:
-    operator = backend.create_operator_backend()
-    operator.get_list_state(sb.ListStateDescriptor("n", int)).add(1)
+def test_a_file_that_is_not_as_described_is_refused(store: CheckpointStore, state: dict[str, Any]) -> None:
+    operator = sb.OperatorStateBackend()
+    numbers(operator).add(1)
     told = operator.snapshot(0, store).result().to_json()
     told["states"] = [state]
     checkpoint = store.commit(0, [told])
     with pytest.raises(CorruptCheckpointError, match=told["files"][0]["name"]):
-        backend.create_operator_backend(restore=checkpoint)
+        sb.OperatorStateBackend(restore=checkpoint)
 
 
-def test_nulls_that_no_list_can_hold_are_refused(backend: sb.StateBackend, store: CheckpointStore) -> None:
-    operator = backend.create_operator_backend()
+def test_nulls_that_no_list_can_hold_are_refused(store: CheckpointStore) -> None:
+    operator = sb.OperatorStateBackend()
     operator.get_broadcast_state(sb.MapStateDescriptor("n", int, int)).put(1, None)
     told = operator.snapshot(0, store).result().to_json()
     told["states"] = [{"name": "n", "kind": "split", "types": {"element": {"type": "long"}}}]
     checkpoint = store.commit(0, [told])
     with pytest.raises(CorruptCheckpointError, match=told["files"][0]["name"]):
-        backend.create_operator_backend(restore=checkpoint)
+        sb.OperatorStateBackend(restore=checkpoint)
 
 
 # --------------------------------------------------------------------------------------------- damage
@@ -388,10 +379,10 @@ def regions(content: bytes) -> dict[str, range]:
     }
 
 
-def test_any_damage_of_a_file_is_found(backend: sb.StateBackend, root: Path, store: CheckpointStore) -> None:
-    old = restored(backend, (), 2)
+def test_any_damage_of_a_file_is_found(root: Path, store: CheckpointStore) -> None:
+    old = restored((), 2)
     for index, each in enumerate(old):
-        each.get_list_state(sb.ListStateDescriptor("n", int)).add_all(range(index, 20))
+        numbers(each).add_all(range(index, 20))
         each.get_broadcast_state(sb.MapStateDescriptor("b", str, int)).put("who", index)
         each.get_union_list_state(sb.ListStateDescriptor("u", str)).add("x" * index)
     checkpoint = checkpoint_of(store, 0, old)
@@ -406,7 +397,7 @@ def test_any_damage_of_a_file_is_found(backend: sb.StateBackend, root: Path, sto
             path.write_bytes(changed)
         for parallelism in (2, 3):  # both get all batches of the second file
             with pytest.raises(CorruptCheckpointError) as caught:
-                backend.create_operator_backend(subtask_index=1, parallelism=parallelism, restore=checkpoint)
+                sb.OperatorStateBackend(subtask_index=1, parallelism=parallelism, restore=checkpoint)
             assert files[1] in str(caught.value.detail), how
         path.write_bytes(contents[1])
 
@@ -424,29 +415,27 @@ def test_any_damage_of_a_file_is_found(backend: sb.StateBackend, root: Path, sto
     check("emptied", b"")
     check("another's", contents[0])
     check("deleted", None)
-    assert len(restored(backend, checkpoint, 1)[0].contents()["n"]["elements"]) == 39
+    assert len(restored(checkpoint, 1)[0].contents()["n"]["elements"]) == 39
 
 
-def test_only_what_an_instance_gets_is_read(
-    backend: sb.StateBackend, root: Path, store: CheckpointStore
-) -> None:
-    old = restored(backend, (), 2)
+def test_only_what_an_instance_gets_is_read(root: Path, store: CheckpointStore) -> None:
+    old = restored((), 2)
     for each in old:
-        each.get_list_state(sb.ListStateDescriptor("n", int)).add_all(range(1000))
+        numbers(each).add_all(range(1000))
     checkpoint = checkpoint_of(store, 0, old)
     path = root / checkpoint.snapshots[1].files[0].name
     content = bytearray(path.read_bytes())
     content[regions(bytes(content))["batches and their end"].start + 100] ^= 1
     path.write_bytes(bytes(content))
     states = [
-        backend.create_operator_backend(subtask_index=index, parallelism=parallelism, restore=checkpoint)
+        sb.OperatorStateBackend(subtask_index=index, parallelism=parallelism, restore=checkpoint)
         for index, parallelism in ((0, 2), (0, 4), (1, 4))
     ]
     sizes = [len(each.contents()["n"]["elements"]) for each in states]
     assert sizes == [1000, 500, 500]
     for index, parallelism in ((1, 2), (2, 4), (0, 1), (1, 3)):
         with pytest.raises(CorruptCheckpointError, match=path.name):
-            backend.create_operator_backend(subtask_index=index, parallelism=parallelism, restore=checkpoint)
+            sb.OperatorStateBackend(subtask_index=index, parallelism=parallelism, restore=checkpoint)
 
 
 # ------------------------------------------------------------------------------- in flight, aborted, kept
@@ -457,22 +446,14 @@ def data_files(root: Path) -> list[str]:
 
 
 @pytest.fixture
-def operator(backend: sb.StateBackend) -> Iterator[sb.OperatorStateBackend]:
-    with backend.create_operator_backend() as made:
-        made.get_list_state(sb.ListStateDescriptor("n", int)).add_all([1, 2])
+def operator() -> Iterator[sb.OperatorStateBackend]:
+    with sb.OperatorStateBackend() as made:
+        numbers(made).add_all([1, 2])
         yield made
 
 
-def numbers(operator: sb.OperatorStateBackend) -> Any:
-    return operator.get_list_state(sb.ListStateDescriptor("n", int))
-
-
-def rules(operator: sb.OperatorStateBackend) -> Any:
-    return operator.get_broadcast_state(sb.MapStateDescriptor("rules", str, int))
-
-
 def test_each_snapshot_in_flight_describes_its_own_moment(
-    backend: sb.StateBackend, operator: sb.OperatorStateBackend, store: CheckpointStore, rng: random.Random
+    operator: sb.OperatorStateBackend, store: CheckpointStore, rng: random.Random
 ) -> None:
     moments, pending, marks = [], [], [operator.mark()]
     for checkpoint_id in range(12):
@@ -497,7 +478,7 @@ def test_each_snapshot_in_flight_describes_its_own_moment(
     operator.close()
     for checkpoint_id, (each, contents) in enumerate(zip(pending, moments, strict=True)):
         checkpoint = store.commit(checkpoint_id, [each.result()])
-        assert backend.create_operator_backend(restore=checkpoint).contents() == contents
+        assert sb.OperatorStateBackend(restore=checkpoint).contents() == contents
 
 
 def test_an_aborted_snapshot_leaves_nothing(
@@ -555,7 +536,7 @@ def test_a_snapshot_that_cannot_be_written_says_so_and_leaves_nothing(
 
 
 def test_what_has_not_changed_is_not_written_again(
-    backend: sb.StateBackend, operator: sb.OperatorStateBackend, root: Path, store: CheckpointStore
+    operator: sb.OperatorStateBackend, root: Path, store: CheckpointStore
 ) -> None:
     rules(operator).put("limit", 1)
     first = checkpoint_of(store, 0, [operator])
@@ -566,11 +547,11 @@ def test_what_has_not_changed_is_not_written_again(
     third = checkpoint_of(store, 2, [operator])
     assert third.files == first.files
     assert len(data_files(root)) == 1
-    assert backend.create_operator_backend(restore=third).contents() == operator.contents()
+    assert sb.OperatorStateBackend(restore=third).contents() == operator.contents()
     rules(operator).put("limit", 2)
     fourth = checkpoint_of(store, 3, [operator])
     assert fourth.files != first.files
-    assert backend.create_operator_backend(restore=fourth).contents() == operator.contents()
+    assert sb.OperatorStateBackend(restore=fourth).contents() == operator.contents()
     whole = store.commit(4, [operator.snapshot(4, store, incremental=False).result()])
     assert whole.files != fourth.files
     store.abort(4)
@@ -582,7 +563,7 @@ def test_what_has_not_changed_is_not_written_again(
 
 
 def test_only_files_that_will_be_kept_are_named_again(
-    backend: sb.StateBackend, operator: sb.OperatorStateBackend, root: Path, store: CheckpointStore
+    operator: sb.OperatorStateBackend, root: Path, store: CheckpointStore
 ) -> None:
     aborted = operator.snapshot(0, store)
     aborted.result()
@@ -601,15 +582,13 @@ def test_only_files_that_will_be_kept_are_named_again(
     store.commit(6, [in_flight[0].result()])
     eighth = store.commit(8, [in_flight[2].result()])
     assert store.open(6).files == again.files
-    assert backend.create_operator_backend(restore=eighth).contents() == operator.contents()
+    assert sb.OperatorStateBackend(restore=eighth).contents() == operator.contents()
     with CheckpointStore(root.parent / "other") as other:
         checkpoint_of(other.open_for_writing(), 0, [operator]).verify()
 
 
-def test_without_elements_no_file_is_written(
-    backend: sb.StateBackend, root: Path, store: CheckpointStore
-) -> None:
-    operator = backend.create_operator_backend()
+def test_without_elements_no_file_is_written(root: Path, store: CheckpointStore) -> None:
+    operator = sb.OperatorStateBackend()
     assert checkpoint_of(store, 0, [operator]).files == {}
     numbers(operator).add(1)
     numbers(operator).clear()
@@ -617,7 +596,7 @@ def test_without_elements_no_file_is_written(
     checkpoint = checkpoint_of(store, 1, [operator])
     assert checkpoint.files == {}
     assert data_files(root) == []
-    again = backend.create_operator_backend(restore=checkpoint)
+    again = sb.OperatorStateBackend(restore=checkpoint)
     assert again.contents() == operator.contents()
     assert set(again.contents()) == {"n", "rules"}
 
@@ -637,13 +616,13 @@ def test_refused_snapshots_change_nothing(operator: sb.OperatorStateBackend, sto
         operator.snapshot(0, store)
 
 
-def test_given_contents_may_go_on_being_changed(backend: sb.StateBackend, store: CheckpointStore) -> None:
-    first = backend.create_operator_backend()
+def test_given_contents_may_go_on_being_changed(store: CheckpointStore) -> None:
+    first = sb.OperatorStateBackend()
     numbers(first).add(1)
     contents = first.contents()
-    again = backend.create_operator_backend(restore=[contents])
+    again = sb.OperatorStateBackend(restore=[contents])
     pending = again.snapshot(0, store)
     contents["n"]["elements"].append(b"no long")
     checkpoint = store.commit(0, [pending.result()])
-    last = backend.create_operator_backend(restore=checkpoint)
+    last = sb.OperatorStateBackend(restore=checkpoint)
     assert numbers(last).get() == numbers(again).get() == [1]
