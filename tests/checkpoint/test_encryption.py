@@ -430,20 +430,20 @@ def test_a_store_stays_what_it_was_made_as(tmp_path: Path) -> None:
     for store, message in cases:
         writers = Path(store.uri, "checkpoints")
         epochs = sorted(writers.iterdir())
-        calls: list[Callable[[], object]] = [
-            store.open_for_writing,
-            store.open_latest,
-            lambda store=store: store.open(0),  # type: ignore[misc]
-            lambda store=store: store.latest(intact=True),  # type: ignore[misc]
-            store.open_readonly().open_latest,
-            store.pin,
-            lambda store=store: sb.tools.verify(store),  # type: ignore[misc]
-            lambda store=store: sb.tools.read_state(store, "n"),  # type: ignore[misc]
-            lambda store=store: sb.tools.rewind(store, to=None),  # type: ignore[misc]
+        calls: list[Callable[[sb.CheckpointStore], object]] = [
+            lambda store: store.open_for_writing(),
+            lambda store: store.open_latest(),
+            lambda store: store.open(0),
+            lambda store: store.latest(intact=True),
+            lambda store: store.open_readonly().open_latest(),
+            lambda store: store.pin(),
+            lambda store: sb.tools.verify(store),
+            lambda store: sb.tools.read_state(store, "n"),
+            lambda store: sb.tools.rewind(store, to=None),
         ]
         for call in calls:
             with pytest.raises(sb.UsageError, match=message) as caught:
-                call()
+                call(store)
             assert caught.value.code == "USAGE.ENCRYPTION"
         assert sorted(writers.iterdir()) == epochs, "and nobody was disturbed"
         assert store.checkpoints() == [0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
 import random
 import threading
 import time
@@ -20,7 +19,6 @@ from keyed_story import DESCRIPTORS, Story, contents
 
 import statebackend as sb
 from statebackend.backends.heap import snapshots as heap_snapshots
-from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import chain, merged_rows
 from statebackend.checkpoint.keyed import snapshot_log as writing
 from statebackend.keys import VOID
@@ -602,25 +600,3 @@ def test_objects_count_by_what_they_are_when_serialised(
     for backend in BACKENDS:
         with create(backend, int, max_parallelism=4, restore=savepoint) as again:
             assert contents(again, descriptors=asked) == expected
-
-
-@pytest.mark.parametrize("element", ["bigint", "string", sb.types.PICKLE], ids=str)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_of_a_list_that_is_put_twice_the_last_one_counts(backend: str, element: Any) -> None:
-    """Other writers may leave such files, and the tools that read them do the same."""
-    with create(backend, int) as keyed:
-        tags = keyed.get_state(sb.ListStateDescriptor("tags", element))
-        lists = {number: [to_stored(element, each) for each in number] for number in [(5,), (6, 7), (9,)]}
-        stored = sb.types.of(element).arrow
-        for puts in ([(1, (5,)), (1, (6, 7)), (2, (9,))], [(1, (9,)), (2, (5,)), (2, (6, 7))]):
-            values = pa.array([lists[each] for _, each in puts], pa.list_(stored))
-            with keyed._loading():
-                rows = pa.record_batch({"key": [key for key, _ in puts], "value": values})
-                keyed._load(tags, iter([(Op.PUT, rows)]))
-            for key, last in dict(puts).items():
-                keyed.set_current_key(key)
-                assert [str(each) for each in tags.get()] == [str(each) for each in last]
-
-
-def to_stored(element: Any, number: int) -> Any:
-    return {"bigint": number, "string": str(number)}.get(element, pickle.dumps(number))

@@ -87,21 +87,6 @@ def test_states_that_are_declared_late_are_there_though_their_files_are_gone(
                 assert again.get_value_state(COUNT).get_many([1, 4]).to_pylist() == [10, 40]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_another_writer_removes_the_files_before_a_state_is_declared(tmp_path: Path, backend: str) -> None:
-    """On a path, files that are open can still be read."""
-    factory = sb.create_backend(backend)
-    with sb.CheckpointStore(tmp_path, retain=1).open_for_writing(key_type=int) as store:
-        with factory.create_keyed_backend(int) as keyed:
-            keyed.get_value_state(COUNT).update_many([1, 2, 3], [10, 20, 30])
-            checkpoint = store.commit(0, [keyed.snapshot(0, store).result()])
-        with factory.create_keyed_backend(int, restore=checkpoint) as keyed:
-            for checkpoint_id in (1, 2):  # what the first snapshot built on goes with the second commit
-                store.commit(checkpoint_id)
-            assert not any((tmp_path / name).exists() for name in checkpoint.files)
-            assert keyed.get_value_state(COUNT).get_many([1, 2, 3]).to_pylist() == [10, 20, 30]
-
-
 GROUPS = [Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")]  # of both versions of cgroups
 
 
