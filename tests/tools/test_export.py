@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -315,12 +316,7 @@ def test_a_checkpoint_that_is_dropped_meanwhile(tmp_path: Path, target: Path, rn
     count = sum(file.kind != "manifest" for file in files_of_3)
     assert count > 5
     for at in range(1, count + 1):
-        root = tmp_path / f"store {at}"
-        for path in (tmp_path / "kept").rglob("*"):
-            if path.is_file():
-                copy = root / path.relative_to(tmp_path / "kept")
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                copy.write_bytes(path.read_bytes())
+        root = shutil.copytree(tmp_path / "kept", tmp_path / f"store {at}")
         files = Vanishing(str(root))
         files.left = at
         with pytest.raises(sb.UsageError) as caught:
