@@ -293,7 +293,7 @@ def test_any_sequence_of_lists_agrees_with_a_model(
             for at in range(0, len(data or b""), 12)
         ]
 
-    for _ in range(3_000):
+    for _ in range(2_000):
         key = b"%d" % rng.randrange(8)
         action = rng.choices(("merge", "put", "delete", "time", "flush", "compact"), (60, 5, 5, 20, 3, 1))[0]
         part = (now, b"%04d" % rng.randrange(10_000))

@@ -113,7 +113,7 @@ def group() -> Iterator[tuple[Path, str] | None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("total", "limit"), [(400 << 20, 16 << 20), pytest.param(20 << 30, 512 << 20, marks=pytest.mark.stress)]
+    ("total", "limit"), [(256 << 20, 16 << 20), pytest.param(20 << 30, 512 << 20, marks=pytest.mark.stress)]
 )
 def test_a_process_keeps_to_its_limit(
     tmp_path: Path, group: tuple[Path, str] | None, total: int, limit: int

@@ -64,9 +64,8 @@ def test_flinks_options_arrive(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_compressions_of_the_library(tmp_path: Path, name: str) -> None:
-    with open_database(
-        tmp_path, settings=column_family_settings(predefined("DEFAULT"), compression=name)
-    ) as db:
+    settings = column_family_settings(predefined("DEFAULT"), compression=name)
+    with open_database(tmp_path, settings=settings) as db:
         a = db.column_family("a")
         for i in range(2_000):
             db.put(a, b"%d" % i, b"x" * 200)

@@ -30,7 +30,7 @@ def check(db: Database, model: dict[bytes, bytes], asked: list[bytes]) -> None:
     assert texts(*values) == [model.get(key, b"") for key in asked]
 
 
-@pytest.mark.parametrize("held", [0, 3_000, 40_000])
+@pytest.mark.parametrize("held", [0, 3_000, 30_000])
 @pytest.mark.parametrize("asked", [0, 1, 63, 64, 1_999, 2_000, 9_000])
 @pytest.mark.parametrize("order", ["random", "ascending", "several times"])
 def test_every_key_is_found_where_it_is(
@@ -75,8 +75,7 @@ def test_a_closed_database_is_refused(db: Database) -> None:
         read_many(a, offsets, np.frombuffer(data, np.uint8))
 
 
-@pytest.mark.parametrize("held", [0, 30, 3_000])
-@pytest.mark.parametrize("changed", [0, 30, 3_000])
+@pytest.mark.parametrize(("held", "changed"), [(0, 30), (30, 3_000), (3_000, 0), (3_000, 30), (3_000, 3_000)])
 def test_prefixes_that_have_a_row(db: Database, rng: random.Random, held: int, changed: int) -> None:
     """In the database, or in an open batch, or that had some until the batch removed them, all or but the last."""
 

@@ -98,7 +98,7 @@ def test_a_read_finds_what_it_asks_for_while_another_thread_makes_another_place_
 
         def read(seed: int) -> None:
             rng = random.Random(seed)
-            for _ in range(15_000):
+            for _ in range(6_000):
                 try:
                     found[str(reads[what](rng.choice(names)))] += 1
                 except UsageError as error:
