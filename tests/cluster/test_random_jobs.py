@@ -360,13 +360,13 @@ def run_case(folder: Path, case: Case, backend: str, rng: random.Random, batches
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_random_job_gives_what_one_process_gives(tmp_path: Path, rng: random.Random, case: str) -> None:
-    run_case(tmp_path, CASES[case], "heap", rng, 6)
+    run_case(tmp_path, CASES[case], "heap", rng, 4)
 
 
 @pytest.mark.parametrize("backend", [each for each in BACKENDS if each != "heap"])
 @pytest.mark.parametrize("case", ["rows", "time", "columns", "instances"])
 def test_it_does_so_on_every_backend(tmp_path: Path, rng: random.Random, case: str, backend: str) -> None:
-    run_case(tmp_path, CASES[case], backend, rng, 4)
+    run_case(tmp_path, CASES[case], backend, rng, 3)
 
 
 @pytest.mark.stress
@@ -377,15 +377,16 @@ def test_it_does_so_for_long(tmp_path: Path, rng: random.Random, case: str, back
         run_case(tmp_path / str(nth), CASES[case], backend, rng, 30)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", ["savepoint", "store"])
+@pytest.mark.parametrize(
+    ("kind", "backend"), [("savepoint", "heap"), *(("store", backend) for backend in BACKENDS)]
+)
 def test_a_job_begins_with_the_state_of_another(
     tmp_path: Path, rng: random.Random, kind: str, backend: str
 ) -> None:
     before = Twins(tmp_path / "before", CASES["instances"], backend, rng)
     try:
         before.open(3)
-        before.batches(3)
+        before.batches(2)
     finally:
         before.close()
     folders = {"ours": before.ours, "theirs": before.theirs}
@@ -398,7 +399,7 @@ def test_a_job_begins_with_the_state_of_another(
     after.next = 57
     try:
         after.open(2, restore_from={name: str(folder) for name, folder in folders.items()}, first_batch=57)
-        after.batches(3)
+        after.batches(2)
         after.close()
         after.check_state()
     finally:
@@ -414,6 +415,8 @@ def test_a_query_begins_anew_after_a_gap(tmp_path: Path, rng: random.Random) -> 
         twins.batches(2)
         twins.close()
         twins.check_state()
+        twins.open(2)  # hosts go on with what one process has written
+        twins.batches(1)
     finally:
         twins.close()
 

@@ -17,47 +17,26 @@ from statebackend.runtime.progress import Stopwatch
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("was_committed", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("of", "name"), [(sb.CheckpointStore, "commit"), (PosixFiles, "publish")])
 def test_after_a_commit_whose_outcome_is_unknown_nothing_that_it_names_is_gone(
-    world: World, monkeypatch: pytest.MonkeyPatch, when: str
+    world: World, monkeypatch: pytest.MonkeyPatch, of: type, name: str, was_committed: bool
 ) -> None:
-    commit, fails = sb.CheckpointStore.commit, [True]
+    real, fails = getattr(of, name), [True]
 
-    def commits(store: sb.CheckpointStore, *arguments: Any, **options: Any) -> Any:
-        if fails and when == "before":
-            fails.clear()
-            raise OSError("as told")
-        committed = commit(store, *arguments, **options)
-        if fails:
-            fails.clear()
-            raise OSError("as told")
-        return committed
-
-    world.open()
-    world.batch()
-    monkeypatch.setattr(sb.CheckpointStore, "commit", commits)
-    unknown(world, was_committed=when == "after")
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_after_an_entry_whose_publication_is_unknown_nothing_that_it_names_is_gone(
-    world: World, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    publish, fails = PosixFiles.publish, [True]
-
-    def publishes(files: PosixFiles, *arguments: Any) -> None:
-        if not fails or when == "after":
-            publish(files, *arguments)
+    def failing(*arguments: Any, **options: Any) -> Any:
+        done = real(*arguments, **options) if was_committed or not fails else None
         if fails:
             fails.clear()
             error = OSError("the answer was lost")
-            error.unknown = True  # type: ignore[attr-defined]
+            error.unknown = of is PosixFiles  # type: ignore[attr-defined]
             raise error
+        return done
 
     world.open()
     world.batch()
-    monkeypatch.setattr(PosixFiles, "publish", publishes)
-    unknown(world, was_committed=when == "after")
+    monkeypatch.setattr(of, name, failing)
+    unknown(world, was_committed=was_committed)
 
 
 def unknown(world: World, *, was_committed: bool) -> None:
@@ -65,7 +44,7 @@ def unknown(world: World, *, was_committed: bool) -> None:
     table = world.table()
     assert world.query is not None
     query = world.query
-    with pytest.raises(OSError, match=r"as told|answer was lost|not known"):
+    with pytest.raises(OSError, match=r"answer was lost|not known"):
         query.run(world.next, table, PARTITIONS)
     assert not query.runner.is_open
     query.close()
