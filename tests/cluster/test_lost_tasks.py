@@ -199,7 +199,10 @@ def test_one_batch_of_the_engine_may_be_larger_than_a_frame(
 # --- all tries ---
 
 
-def test_hosts_that_are_lost_in_every_try_fail_the_batch_and_the_next_call_works(world: World) -> None:
+def test_hosts_that_are_lost_in_every_try_fail_the_batch_and_the_next_call_works(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("statebackend.cluster.scattered_execution._REPORT", 0.05)  # nobody reports its end
     world.open(max_tries=2)
     world.batch()
     tries = [0, 0]
