@@ -112,8 +112,7 @@ class Counting(sb.KeyedProcessFunction):
 
 
 def test_memory_and_files_stay_flat(tmp_path: Path, is_stress: bool) -> None:
-    """Over a thousand batches in the long run, sixty otherwise."""
-    batches = 1000 if is_stress else 60
+    batches = 1000 if is_stress else 42
     table = pa.table({"user": [f"u{n % 50}" for n in range(200)]})
     job = Job(Counting(), key="user", schema="user string, n bigint")
     runner = Runner(job, sb.CheckpointStore(tmp_path), STRING, query="q")

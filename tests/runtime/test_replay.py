@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -19,7 +18,7 @@ from statebackend.runtime.job import Job
 from statebackend.runtime.task import Task
 from statebackend.types import of
 
-TTL = 40
+TTL, BATCHES = 40, 8
 
 
 class Everything(sb.KeyedProcessFunction):
@@ -116,7 +115,7 @@ def batch_of(job: Job, rng: random.Random) -> Batch:
 @pytest.mark.parametrize(
     ("backend", "other"),
     # Maps come in another order on RocksDB, so what a function makes of them is the same on RocksDB only.
-    [*itertools.product(["heap", "reference"], repeat=2), ("rocksdb", "rocksdb")],
+    [("heap", "heap"), ("heap", "reference"), ("reference", "heap"), ("rocksdb", "rocksdb")],
 )
 def test_a_batch_with_its_stored_time_gives_the_same_again(
     tmp_path: Path, backend: str, other: str, rng: random.Random
@@ -129,7 +128,7 @@ def test_a_batch_with_its_stored_time_gives_the_same_again(
     )
     first = Task(job(backend), of("string"))
     batches, rows, times, fired = [], [], [0], 0
-    for number in range(12):
+    for number in range(BATCHES):
         now = times[-1] + rng.choice([0, 1, 7, 30, 60])
         times.append(now)
         batches.append(batch_of(first.job, rng))
@@ -139,10 +138,10 @@ def test_a_batch_with_its_stored_time_gives_the_same_again(
         first.committed(number)
     first.close()
     assert fired > 50
-    expected = [stored(tmp_path / "store", number, times[number + 1]) for number in range(12)]
+    expected = [stored(tmp_path / "store", number, times[number + 1]) for number in range(BATCHES)]
 
     # From every checkpoint, the batch after it, at the time that its manifest names.
-    for number in range(1, 12):
+    for number in range(1, BATCHES):
         with sb.CheckpointStore(tmp_path / f"{number}").open_for_writing(
             key_type="string", max_parallelism=8
         ) as again:
