@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.interface import at_once, storing
@@ -423,14 +423,6 @@ def _read_files(data: object) -> tuple[StoredFile, ...]:
 MANY_STATES = 100
 
 
-class WrittenParts(NamedTuple):
-    """`Manifest.parts` and `Manifest.described`, and the new files among them."""
-
-    parts: tuple[StoredFile | None, ...]
-    described: tuple[StoredFile | None, ...]
-    made: list[StoredFile]
-
-
 class Parts:
     """Writes and reads the parts of manifests, and remembers the parts of the newest manifest.
 
@@ -445,12 +437,17 @@ class Parts:
         self._snapshots: dict[str, StateSnapshot] = {}
         self._states: dict[str, CheckedStates] = {}
 
-    def of(self, snapshots: Sequence[StateSnapshot], before: Manifest | None, epoch: int) -> WrittenParts:
-        """Write the parts of a manifest. Unchanged parts are those of the manifest ``before``."""
+    def written(self, manifest: Manifest, before: Manifest | None) -> tuple[Manifest, list[StoredFile]]:
+        """Write the parts of a manifest; return it with its parts, and the new files.
+
+        Unchanged parts are taken from the manifest ``before``.
+        """
+        snapshots, epoch = manifest.snapshots, manifest.epoch
         made: list[StoredFile] = []
         try:
             described = self._described(snapshots, before, epoch, made)
-            return WrittenParts(self._parts(snapshots, before, epoch, described, made), described, made)
+            parts = self._parts(snapshots, before, epoch, described, made)
+            return dataclasses.replace(manifest, parts=parts, described=described), made
         except BaseException:
             self.remove(made)
             raise

@@ -19,7 +19,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import logging
 import os
@@ -381,8 +380,7 @@ class CheckpointStore(CheckpointReader):
             )
             self._check_order(checkpoint_id)
             self._check_files(manifest)
-            parts, described, made = self._parts.of(taken, self._newest, epoch)
-            manifest = dataclasses.replace(manifest, parts=parts, described=described)
+            manifest, made = self._parts.written(manifest, self._newest)
             dropped = self._append_commit(manifest, made)
             self._after_commit(manifest, dropped)
             return Checkpoint(self._files, self._writer.metadata, manifest, encryption=self.encryption)
