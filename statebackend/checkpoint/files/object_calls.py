@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from statebackend.checkpoint.files.addresses import parse_object_address, without_secrets
 from statebackend.checkpoint.files.interface import Buffer
@@ -66,16 +66,6 @@ class ObjectStatus(NamedTuple):
     size: int
     #: When it was written, in seconds since 1970.
     modified: float
-
-
-class ObjectWriter(Protocol):
-    """An upload. The object appears, whole, when it is closed; if it never is, it never appears."""
-
-    def write(self, data: Buffer) -> None:
-        """Append bytes."""
-
-    def close(self) -> None:
-        """Upload what is left, and make the object appear."""
 
 
 class ObjectCalls:
@@ -150,7 +140,7 @@ class ObjectCalls:
         """Copy an object within the bucket, in the place of any other of that name. One request to the service."""
         self._ask("copy", name, lambda obs, store: obs.copy(store, name, other, overwrite=True))
 
-    def open_writer(self, name: str) -> ObjectWriter:
+    def open_writer(self, name: str) -> Upload:
         """Begin an object: one PUT if it stays below `PART_SIZE`, else a request per part and two more."""
         opened = self._ask(
             "write",
@@ -159,7 +149,7 @@ class ObjectCalls:
                 store, name, buffer_size=PART_SIZE, max_concurrency=_PARTS_AT_ONCE
             ),
         )
-        return _Upload(self, name, opened)
+        return Upload(self, name, opened)
 
     # --- obstore ---
 
@@ -203,8 +193,8 @@ class ObjectCalls:
             ) from None
 
 
-class _Upload:
-    """An upload by obstore, which does nothing more once it is dropped."""
+class Upload:
+    """An upload by obstore. The object appears, whole, when it is closed; if it never is, it never appears."""
 
     def __init__(self, calls: ObjectCalls, name: str, opened: Any) -> None:
         self._calls = calls

@@ -51,7 +51,7 @@ from statebackend.checkpoint.files.layout import (
     is_data_file,
     parse_entry_name,
 )
-from statebackend.checkpoint.files.object_calls import ObjectCalls, ObjectWriter
+from statebackend.checkpoint.files.object_calls import ObjectCalls, Upload
 from statebackend.errors import UsageError
 
 #: The fewest bytes to ask for.
@@ -135,13 +135,13 @@ class ObjectSink(FileSink):
         self._calls = calls
         self._path = path
         #: None before the first byte, and once nothing more can be written.
-        self._writer: ObjectWriter | None = None
+        self._writer: Upload | None = None
         self._may_be_there = False
 
     def write(self, data: Buffer) -> None:
         self._open().write(memoryview(data).cast("B"))
 
-    def _open(self) -> ObjectWriter:
+    def _open(self) -> Upload:
         if self._writer is None:
             self._writer = self._calls.open_writer(self._path)
         return self._writer

@@ -2,22 +2,14 @@
 
 from statebackend.checkpoint.keyed.checkpointed_backend import CheckpointedKeyedBackend
 from statebackend.checkpoint.keyed.description import StateDescription, state_schema
-from statebackend.checkpoint.keyed.restored_states import (
-    CompatibilityReport,
-    StateCheck,
-    StateOutcome,
-    check_compatibility,
-)
+from statebackend.checkpoint.keyed.restored_states import check_compatibility
 from statebackend.checkpoint.keyed.rows import ExpiredAt, RowSource
 
 __all__ = [
     "CheckpointedKeyedBackend",
-    "CompatibilityReport",
     "ExpiredAt",
     "RowSource",
-    "StateCheck",
     "StateDescription",
-    "StateOutcome",
     "check_compatibility",
     "state_schema",
 ]

@@ -470,7 +470,6 @@ class Entry(Checked):
         return made(cls, state=state, manifest=manifest, record=record, **shared)
 
 
-_UNKNOWN = "0" * 32
 #: The newest entry may be dropped while it is being read; it is never the newest one then.
 _ATTEMPTS = 100
 
@@ -506,7 +505,7 @@ def read_log(files: StoreFiles, metadata: Metadata | None = None, *, over_damage
         except FileNotFoundError:
             continue
         if newest is None:
-            state = LogState(_UNKNOWN if metadata is None else metadata.store)
+            state = LogState("0" * 32 if metadata is None else metadata.store)
         else:
             check_same_store(newest.store, metadata, newest.name)
             state = newest.state

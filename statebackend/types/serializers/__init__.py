@@ -17,23 +17,18 @@ from statebackend.types import (
     Type,
     of,
 )
-from statebackend.types.serializers.migration import arrow_migration, compatibility, value_migration
+from statebackend.types.serializers.migration import arrow_migration, compatibility
 from statebackend.types.serializers.migration import describe as describe
 from statebackend.types.serializers.nested import ListSerializer, MapSerializer, RecordSerializer
 from statebackend.types.serializers.scalars import TypeSerializer, scalar_serializer
 
 __all__ = [
     "Compatibility",
-    "CustomSerializer",
-    "ListSerializer",
-    "MapSerializer",
-    "RecordSerializer",
     "Serializer",
     "TypeSerializer",
     "arrow_migration",
     "compatibility",
     "serializer_for",
-    "value_migration",
 ]
 
 
