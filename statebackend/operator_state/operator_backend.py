@@ -6,7 +6,6 @@ import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, PendingSnapshot
@@ -301,9 +300,7 @@ class OperatorStateBackend:
     def __enter__(self) -> OperatorStateBackend:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

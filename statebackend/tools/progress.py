@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 #: Seconds between two displays, and before the first: a quick tool shows nothing.
@@ -44,9 +43,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._has_line:
             self._stream.write("\r" + " " * (len(self._doing) + 8) + "\r")
             self._stream.flush()

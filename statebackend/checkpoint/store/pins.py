@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from statebackend.checkpoint.files import StoreFiles
@@ -139,9 +138,7 @@ class Pin:
     def __enter__(self) -> Pin:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.release()
 
 

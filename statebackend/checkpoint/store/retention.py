@@ -63,9 +63,6 @@ class Retention:
         """The checkpoint with the largest id, or None."""
         return max(self._named, default=None)
 
-    def keys_with_outputs(self) -> list[Key]:
-        return [key for key, outputs in self._outputs.items() if outputs]
-
     def names_of(self, key: Key | None) -> frozenset[str]:
         """The files that a checkpoint names, without outputs; none for None or one that cannot be read."""
         return (None if key is None else self._named.get(key)) or frozenset()
@@ -94,10 +91,12 @@ class Retention:
         self._no_longer(own or frozenset())
         self._no_longer(self._outputs.pop(key))
 
-    def outputs_dropped(self, key: Key) -> None:
-        """Note that the outputs of a checkpoint are no longer kept. Idempotent."""
-        outputs, self._outputs[key] = self._outputs[key], frozenset()
-        self._no_longer(outputs)
+    def drop_outputs(self, state: LogState) -> None:
+        """Note the outputs that the log no longer keeps. Idempotent."""
+        for key, outputs in self._outputs.items():
+            if not state.has_outputs(key):
+                self._outputs[key] = frozenset()
+                self._no_longer(outputs)
 
     def _no_longer(self, names: frozenset[str]) -> None:
         for name in names:
@@ -183,13 +182,7 @@ class Removal:
         for key in dropped:
             self._retention.dropped(key)
             self._dropped.append(key)
-        self.note_outputs()
-
-    def note_outputs(self) -> None:
-        """Note the outputs that the newest entry keeps no longer."""
-        for key in self._retention.keys_with_outputs():
-            if not self._writer.state.has_outputs(key):
-                self._retention.outputs_dropped(key)
+        self._retention.drop_outputs(self._writer.state)
 
     def remove(self) -> None:
         """Remove what the log no longer keeps. Cut off anywhere, it can be repeated, by the next opening, too."""

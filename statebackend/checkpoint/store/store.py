@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from statebackend import types
@@ -275,7 +274,7 @@ class CheckpointStore(CheckpointReader):
                 raise self._overtaken() from error
             else:
                 self._note(key, manifest, self._committed_at(key, manifest))
-        self._removal.note_outputs()
+        self._retention.drop_outputs(self._writer.state)
         self._removal.clear_away()
         if not self._writer.holds():
             raise self._overtaken()
@@ -652,9 +651,7 @@ class CheckpointStore(CheckpointReader):
     def __enter__(self) -> CheckpointStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _overtaken(self) -> CommitConflictError:
