@@ -52,7 +52,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "null key": (
         {"key": "none"},
         [
-            "SerializationTypeError: a key is null (column 'none'",
+            "SerializationTypeError: a key is null (column 'none', position 0, 1 of 1 rows",
             "null_keys='drop'",
             "[SERIALIZATION.NULL_KEY]",
         ],
