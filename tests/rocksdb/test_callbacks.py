@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -36,12 +36,17 @@ def clock() -> CommittedClock:
 
 
 @pytest.fixture
-def make(tmp_path: Path, clock: CommittedClock) -> object:
+def make(tmp_path: Path, clock: CommittedClock) -> Iterable[object]:
+    """Makes a database with rules for its family `a`, which is closed in the end."""
+    made: list[Database] = []
+
     def make(kind: str, **options: int) -> tuple[Database, ExpiryRules]:
         rules = ExpiryRules(clock, kind, **options)
-        return open_database(tmp_path / "db", rules=rules, is_list=kind.endswith("list")), rules
+        made.append(open_database(tmp_path / "db", rules=rules, is_list=kind.endswith("list")))
+        return made[-1], rules
 
-    return make
+    yield make
+    made.pop().close()
 
 
 Make = Callable[..., tuple[Database, ExpiryRules]]
@@ -64,7 +69,6 @@ def test_expired_values_leave_the_files_unread(
     assert sum(each["bytes"] for each in db.live_files()) < 0.7 * size
     assert rules.counters()["dropped_values"] == 500
     assert dict(Iterator(a)) == {b"%04d" % i: timestamped(i, b"x" * 50, offset) for i in range(500, 1_000)}
-    db.close()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +90,6 @@ def test_the_moment_of_expiry(
     clock.now = now
     compacted(db)
     assert (in_files(db) == 0) is goes
-    db.close()
 
 
 def test_at_first_nothing_has_expired(make: Make, clock: CommittedClock) -> None:
@@ -96,7 +99,6 @@ def test_at_first_nothing_has_expired(make: Make, clock: CommittedClock) -> None
     assert clock.now == -(2**63)
     assert in_files(db) == 1
     assert rules.counters()["seen"] == 1
-    db.close()
 
 
 def test_single_elements_of_lists(make: Make, clock: CommittedClock) -> None:
@@ -111,7 +113,6 @@ def test_single_elements_of_lists(make: Make, clock: CommittedClock) -> None:
     assert elements(db.get(a, b"live")) == [(500, b"500500500"), (600, b"600600600")]
     counted = rules.counters()
     assert (counted["dropped_elements"], counted["rewritten_lists"], counted["unreadable"]) == (4, 1, 0)
-    db.close()
 
 
 def test_lists_of_elements_of_one_length(make: Make, clock: CommittedClock) -> None:
@@ -127,7 +128,6 @@ def test_lists_of_elements_of_one_length(make: Make, clock: CommittedClock) -> N
         assert db.get(a, key) == b"".join(parts[50:])
     assert rules.counters()["dropped_elements"] == 50
     assert rules.counters()["dropped_in_merges"] >= 50
-    db.close()
 
 
 def test_merges_append_in_order(make: Make) -> None:
@@ -147,7 +147,6 @@ def test_merges_append_in_order(make: Make) -> None:
     assert elements(db.get(a, b"k")) == expected
     assert in_files(db) == 1
     assert rules.counters()["dropped_in_merges"] == 0
-    db.close()
 
 
 def test_without_a_time_to_live_only_empty_lists_go(make: Make, clock: CommittedClock) -> None:
@@ -160,7 +159,6 @@ def test_without_a_time_to_live_only_empty_lists_go(make: Make, clock: Committed
     assert dict(Iterator(a)) == {b"full": element(0, b"x")}
     assert in_files(db) == 1
     assert rules.counters()["dropped_elements"] == 0
-    db.close()
 
 
 @pytest.mark.parametrize(
@@ -174,7 +172,6 @@ def test_what_cannot_be_read_is_kept_and_counted(make: Make, clock: CommittedClo
     compacted(db)
     assert db.get(a, b"k") == broken
     assert rules.counters()["unreadable"] == 1
-    db.close()
 
 
 def test_a_value_too_short_for_its_timestamp_is_kept(make: Make, clock: CommittedClock) -> None:
@@ -186,7 +183,6 @@ def test_a_value_too_short_for_its_timestamp_is_kept(make: Make, clock: Committe
     compacted(db)
     assert dict(Iterator(a)) == {b"k": bytes(10)}
     assert rules.counters()["unreadable"] == 1
-    db.close()
 
 
 def test_what_cannot_be_merged_is_an_error_and_not_lost(make: Make, clock: CommittedClock) -> None:
@@ -199,7 +195,6 @@ def test_what_cannot_be_merged_is_an_error_and_not_lost(make: Make, clock: Commi
     assert "Merge operator failed" in str(error.value) or "merge" in str(error.value).lower()
     rules.configure("variable_list")  # without a time to live, bytes are bytes
     assert db.get(a, b"k") == b"no element"
-    db.close()
 
 
 def test_rules_change_while_the_database_is_open(make: Make, clock: CommittedClock) -> None:
@@ -216,7 +211,6 @@ def test_rules_change_while_the_database_is_open(make: Make, clock: CommittedClo
     rules.configure("value", ttl=60, timestamp_offset=2)
     compacted(db)
     assert in_files(db) == 9
-    db.close()
 
 
 def test_the_time_is_read_again_while_a_compaction_runs(make: Make, clock: CommittedClock) -> None:
@@ -241,7 +235,6 @@ def test_the_time_is_read_again_while_a_compaction_runs(make: Make, clock: Commi
             break
         clock.now = 0
     assert 0 < dropped < 60_000
-    db.close()
 
 
 def test_compactions_use_their_rules_after_python_has_dropped_them(tmp_path: Path) -> None:
@@ -320,4 +313,3 @@ def test_any_sequence_of_lists_agrees_with_a_model(
     db.compact(a)
     expected = {k: [part for part in parts if part[0] + 50 > now] for k, parts in model.items()}
     assert {k: decode(v) for k, v in Iterator(a)} == {k: parts for k, parts in expected.items() if parts}
-    db.close()

@@ -254,8 +254,13 @@ def test_a_backend_of_some_key_groups_restores_their_clears(running: Any) -> Non
     assert seen == set(range(40))
 
 
-@pytest.mark.parametrize("kind", ["value", "list", "reducing"])
-@pytest.mark.parametrize("how", ["clear", "clear_many", "clear_key"])
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        *(("value", how) for how in ("clear", "clear_many", "clear_key")),
+        *((kind, "clear") for kind in ("list", "reducing")),
+    ],
+)
 def test_other_states_that_were_cleared_stay_empty(running: Any, kind: str, how: str) -> None:
     run = running(kind)
     run.fill()

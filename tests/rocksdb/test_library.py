@@ -49,44 +49,34 @@ except BackendUnavailableError as error:
     assert done.stdout == f"BACKEND_UNAVAILABLE.OTHER_LIBRARY {where}\n"
 
 
-def test_nothing_works_before_a_library_is_loaded() -> None:
+def test_nothing_works_before_a_library_is_loaded_and_no_other_file_is_one(tmp_path: Path) -> None:
+    (tmp_path / "librocksdb.so").write_bytes(b"no library")
     done = run(
         """
+import math, sys
 from statebackend._core.rocksdb import library, options
-from statebackend.errors import UsageError
+from statebackend.errors import BackendUnavailableError, UsageError
 for call in (library.version, options.Options, lambda: options.MemoryBudget(1 << 30)):
     try:
         call()
     except UsageError as error:
         print(error.message)
-print(library.loaded_path(), library.mapped_copies())
-""",
-        prelude="import sys\n",
-    )
-    assert done.stdout == "the library of RocksDB is not loaded\n" * 3 + "None []\n"
-
-
-def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "librocksdb.so").write_bytes(b"no library")
-    done = run(
-        """
-from statebackend._core.rocksdb import library
-from statebackend.errors import BackendUnavailableError
-import math
 for path in (sys.argv[1], sys.argv[1] + ".missing", math.__file__):
     try:
         library.load(path)
     except BackendUnavailableError as error:
         print(error.code, path in error.detail, "rocksdb_put_cf" in error.detail)
-assert library.loaded_path() is None
+print(library.loaded_path(), library.mapped_copies())
 """,
         tmp_path / "librocksdb.so",
-        prelude="import sys\n",
+        prelude="",
     )
     assert done.stdout.splitlines() == [
+        *["the library of RocksDB is not loaded"] * 3,
         "BACKEND_UNAVAILABLE.LIBRARY_FILE True False",
         "BACKEND_UNAVAILABLE.LIBRARY_FILE True False",
         "BACKEND_UNAVAILABLE.LIBRARY_VERSION True True",
+        "None []",
     ]
 
 
