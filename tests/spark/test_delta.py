@@ -10,9 +10,8 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 import pytest
-from sink_faults import BATCHES, fill
 from sink_jobs import sink_job
-from spark_streams import DDL, FULL, Stream, spark, stream
+from spark_streams import BATCHES, DDL, FULL, Stream, fill, spark, stream
 
 import statebackend as sb
 from statebackend.errors import StoreError

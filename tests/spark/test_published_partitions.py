@@ -14,9 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sink_faults import FailsAfter
 from sink_jobs import sink_job
-from spark_streams import Outage, Stream, spark, stream
+from spark_streams import FailsAfter, Outage, Stream, spark, stream
 
 import statebackend as sb
 from statebackend.checkpoint.files import open_place

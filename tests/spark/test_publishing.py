@@ -10,9 +10,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from ciphers import AesGcm
-from sink_faults import BATCHES, FailsAfter, fill
 from sink_jobs import rows_of_batch, sink_job
-from spark_streams import Outage, Stream, spark, stream
+from spark_streams import BATCHES, FailsAfter, Outage, Stream, fill, spark, stream
 
 import statebackend as sb
 from statebackend.checkpoint import CheckpointReader

@@ -16,6 +16,7 @@ import pytest
 from local_spark import spark
 
 import statebackend as sb
+from statebackend.spark.sinks.interface import CommittedSink, Delivery
 
 __all__ = ["spark"]
 
@@ -163,6 +164,20 @@ class Fails:
             raise Outage(batch_id)
 
 
+class FailsAfter:
+    """A sink of `sb.spark.sinks` that publishes, and then fails, for some batches."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, sink: CommittedSink, *batches: int) -> None:
+        original, fail = type(sink).deliver, Fails(*batches)
+
+        def deliver(self: CommittedSink, delivery: Delivery) -> Any:
+            figures = original(self, delivery)
+            fail(delivery.context.batch_id)
+            return figures
+
+        monkeypatch.setattr(type(sink), "deliver", deliver)
+
+
 class Collecting:
     """A sink that remembers what each call was given."""
 
@@ -179,3 +194,12 @@ class Collecting:
 def len_of(frame: Any, batch_id: int) -> None:
     """A sink that looks at its rows and keeps nothing."""
     frame.count()
+
+
+#: What the function gives for each batch.
+BATCHES = {0: [("a", 1), ("b", 10)], 1: [("a", 3)], 2: [("b", 30), ("c", 5)]}
+
+
+def fill(stream: Stream) -> None:
+    for rows in ((("a", 1), ("b", 10)), (("a", 2),), (("b", 20), ("c", 5))):
+        stream.add(numbers(*rows))
