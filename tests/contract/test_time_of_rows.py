@@ -82,6 +82,28 @@ def test_a_state_is_stamped_and_read_by_the_time_that_is_set(make_keyed: MakeKey
         assert keyed.num_entries("s") == is_left
 
 
+@pytest.mark.parametrize("of", ["reducing", "own reducing", "aggregating"])
+def test_an_added_value_keeps_the_later_timestamp_unless_a_null_has_cleared(
+    make_keyed: MakeKeyed, of: str
+) -> None:
+    keyed = make_keyed()
+    state = state_of(keyed, of)
+    keyed.begin_event_time(None, 1000)
+    for key in range(5):
+        keyed.set_event_time(1040)
+        keyed.set_current_key(key)
+        state.add(1)
+    keyed.set_event_time(1000)
+    keyed.set_current_key(0)
+    state.add(1)
+    state.add_many([1, 2, 3], [1, None, 1])
+    state.add_many([2, 3, 4], [1, 1, None], times=[1000] * 3)
+    state.add_many([4, 4], [1, 1])
+    for at, left in ((1099, 5), (1100, 3), (1139, 3), (1140, 0)):
+        keyed.set_event_time(at)
+        assert len(list(keyed.keys("s"))) == left, at
+
+
 @pytest.mark.usefixtures("incremental_cleanup")
 def test_accesses_clean_up_by_the_watermark_before_the_batch(make_keyed: MakeKeyed, kind: str) -> None:
     keyed = make_keyed()
