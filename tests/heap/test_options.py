@@ -76,6 +76,18 @@ def test_reading_again_does_not_make_a_change_in_place_good_but_storing_does(kin
             keyed.mark()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_object_of_an_earlier_batch_is_not_changed_and_stored(kind: Any) -> None:
+    with strict() as keyed:
+        read, store = kind(keyed)
+        things = read()
+        keyed.release(keyed.mark())
+        things.append("b")
+        store(things)
+        with pytest.raises(sb.MutationError, match="type list was changed in place"):
+            keyed.mark()
+
+
 class Calling:
     """An object whose pickling calls a backend."""
 
