@@ -28,8 +28,6 @@ from statebackend.types import of
 from statebackend.types.serializers import serializer_for
 
 pytestmark = pytest.mark.checked
-
-UTC_NOON = datetime.datetime(2024, 7, 1, 12, tzinfo=UTC)
 TYPES = sb.types
 
 

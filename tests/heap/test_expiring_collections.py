@@ -18,7 +18,6 @@ pytestmark = pytest.mark.checked
 SMALL, LARGE = 300, 30_000
 IDLE = {"cleanup_idle": True, "cleanup_in_background": False}
 OFF = {"cleanup_in_background": False}
-SHOW = {**OFF, "state_visibility": sb.StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp}
 
 
 class Running:

@@ -71,10 +71,6 @@ class World:
             self.keyed.set_current_namespace(namespace)
             self.keyed.set_current_key(key)
 
-    def change_all(self, key: int, namespace: Any, number: int) -> None:
-        for kind in KINDS:
-            self.change(key, namespace, number, kind)
-
     def change(self, key: int, namespace: Any, number: int, kind: str) -> None:
         """Do something to one state, or the timers, at a key."""
         place = (key, namespace)
@@ -150,7 +146,8 @@ def test_handles_timers_marks_and_snapshots(world: World) -> None:
     with world.meddler.at_work():
         mark = world.keyed.mark()
         for number in range(3, 350):
-            world.change_all(number * 13 % 300, NAMESPACES[number % 3], number)
+            for kind in KINDS:
+                world.change(number * 13 % 300, NAMESPACES[number % 3], number, kind)
             if number % 40 == 0:
                 views.append(world.keyed.core.snapshot())
                 world.keyed.release(mark)

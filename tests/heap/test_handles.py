@@ -6,6 +6,7 @@ import contextlib
 import gc
 import random
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from statebackend._core.core_probe import rows_in
 from statebackend._core.memory import arena
 from statebackend.backends import available_backends
 from statebackend.backends.heap import HeapBackend
-from statebackend.errors import ClosedError
+from statebackend.errors import BackendUnavailableError, ClosedError
 from statebackend.keys import VOID
 from statebackend.state import (
     FoldingStateDescriptor,
@@ -104,7 +105,7 @@ def test_what_a_handle_remembers_holds_through_everything_that_moves_entries(
     assert keyed.num_entries() == len(model)
 
 
-# --- finalisers ------------------------------------------------------------------------------------------------------
+# --- objects and finalisers ------------------------------------------------------------------------------------------
 
 
 class Ends:
@@ -180,9 +181,6 @@ def test_finalisers_may_do_anything(what: str, how: str, act: str) -> None:
             for table in state._tables():
                 table._check()
     keyed.close()
-
-
-# --- the aliasing rule -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["value", "map", "list", "folding"])
@@ -299,7 +297,7 @@ def test_a_map_that_expired_wholly_ends_its_iterators_and_one_that_was_cleared_d
             next(iterators[2])
 
 
-# --- keys ------------------------------------------------------------------------------------------------------------
+# --- keys, clocks, and backends --------------------------------------------------------------------------------------
 
 
 def test_text_keys_live_as_long_as_they_are_current() -> None:
@@ -313,10 +311,7 @@ def test_text_keys_live_as_long_as_they_are_current() -> None:
         assert sorted(keyed.keys("s")) == sorted(f"key-é-{number}" for number in range(1000))
 
 
-# --- the machine's clock ---------------------------------------------------------------------------------------------
-
-
-def test_the_time_is_that_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_is_that_of_the_key() -> None:
     with HeapBackend().create_keyed_backend(int) as keyed:
         state = keyed.get_value_state(
             ValueStateDescriptor("s", int).enable_time_to_live(StateTtlConfig(1_000_000))
@@ -324,7 +319,7 @@ def test_the_time_is_that_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
         keyed.set_current_key(1)
         state.update(1)
         first = keyed._now
-        assert abs(first / 1000 - __import__("time").time()) < 60
+        assert abs(first / 1000 - time.time()) < 60
         while keyed._time() == first:
             pass
         assert keyed._now == first  # read once for each key
@@ -332,16 +327,11 @@ def test_the_time_is_that_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
         assert keyed._now > first
 
 
-# --- whether it is there ---------------------------------------------------------------------------------------------
-
-
 def test_without_the_extension_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "statebackend._core.handles.map_handle", None)
     found = available_backends()["heap"]
     assert not found.is_available
     assert "setup.py build_ext" in str(found.reason)
-    from statebackend.errors import BackendUnavailableError
-
     with pytest.raises(BackendUnavailableError, match="not built"):
         HeapBackend().create_keyed_backend(int)
 
