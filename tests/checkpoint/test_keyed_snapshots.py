@@ -434,32 +434,6 @@ def test_32768_key_groups(tmp_path: Path, rng: random.Random) -> None:
         assert sorted(numbers) == list(range(5_000))
 
 
-def test_a_long_chain_of_checkpoints_with_merges_in_between(tmp_path: Path, rng: random.Random) -> None:
-    """With the sizes and numbers of the library: a base and few files of each size, whose content is the state."""
-    names = ["count", "tags", "seen", "total"]
-    merged = longest = 0
-    with create("heap", int) as keyed, open_store(tmp_path, int) as store:
-        story = Story(keyed, rng, int, names=names)
-        story.change(2000)
-        known: set[str] = set()
-        for checkpoint_id in range(130):
-            story.change(rng.randrange(4))
-            committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
-            files = list(committed.files.values())
-            assert [file.kind for file in files] == ["base"] + ["delta"] * (len(files) - 1)
-            merged += any(file.name not in known for file in files[1:-1])
-            known |= set(committed.files)
-            longest = max(longest, len(files))
-            if keyed._log.rewriting is not None:
-                keyed._log.rewriting.wait()
-            if checkpoint_id % 26 == 25:
-                held = contents(keyed, names)
-                for backend in BACKENDS:
-                    assert restored(backend, int, committed, names=names) == held
-    assert merged >= 6
-    assert longest <= 1 + 3 * chain.FAN
-
-
 def test_one_element_of_a_large_collection_is_written_alone(tmp_path: Path) -> None:
     with create("heap", int) as keyed, open_store(tmp_path, int) as store:
         numbers = keyed.get_state(sb.ListStateDescriptor("numbers", int))

@@ -71,7 +71,7 @@ def as_state(kind: str, table: pa.Table) -> Any:
 
 @pytest.mark.parametrize("kind", OPS)
 def test_merging_changes_nothing(kind: str, rng: random.Random) -> None:
-    for _ in range(300):
+    for _ in range(120):
         base = rows_of(kind, rng, rng.randrange(12), with_namespace=rng.random() < 0.5, is_base=True)
         with_namespace = rng.random() < 0.5
         deltas = [

@@ -207,6 +207,7 @@ def test_a_store_is_written_and_read(place: Place) -> None:
         place.store().open_for_writing(query="other")
 
 
+@pytest.mark.sampled(1)
 def test_keyed_state_goes_on_incrementally_after_a_restart(place: Place, rng: random.Random) -> None:
     restore: object = ()
     with place.store(retain=1) as store:
@@ -277,6 +278,7 @@ def test_a_savepoint_is_restored_and_read(
         other.create_keyed_backend(int, max_parallelism=32, restore=where)
 
 
+@pytest.mark.sampled(1)
 def test_damage_is_found(place: Place) -> None:
     store = place.store(retain=3).open_for_writing()
     stored = [commit(store, checkpoint_id) for checkpoint_id in range(3)]

@@ -48,6 +48,7 @@ def fired(keyed: Any) -> list[Any]:
     return found
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("has_namespaces", [False, True])
 @pytest.mark.parametrize(
     ("key_type", "keys"), [(int, list(range(-20, 20))), (str, ["", "a\0b", *"cdefgh"])], ids=["int", "str"]

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from all_backends import BACKENDS
 from keyed_stores import KEY_TYPES, create, without_groups
-from keyed_story import DESCRIPTORS, Story, contents
+from keyed_story import Story, contents
 from simulated_disk import Disk, SimulatedCalls
 
 import statebackend as sb
@@ -70,22 +70,6 @@ def test_every_backend_restores_it_at_any_parallelism(
                 other, key_type, parallelism, max_parallelism, restore=str(tmp_path / "elsewhere")
             )
             assert all_of(many) == without_groups(held)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_several_instances_share_one(tmp_path: Path, backend: str, rng: random.Random) -> None:
-    with create(backend, str) as keyed:
-        Story(keyed, rng, str).change(500)
-        keyed.savepoint(tmp_path / "first")
-        held = without_groups(contents(keyed))
-    for generation, parallelism in enumerate((3, 2)):
-        before = tmp_path / ("first" if not generation else f"of-{generation - 1}")
-        many = instances(backend, str, parallelism, restore=before)
-        for each in many:
-            assert each.savepoint(tmp_path / f"of-{generation}").uri == str(tmp_path / f"of-{generation}")
-            # Nobody has asked for a state.
-            assert each.undeclared_states() == sorted(DESCRIPTORS)
-        assert all_of(many) == held
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
