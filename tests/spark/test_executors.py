@@ -137,14 +137,6 @@ def test_nothing_is_left_of_a_query_that_has_ended(cluster: Cluster, folder: Cal
     assert check_running(place) == 3
 
 
-@ONE_OF_MANY
-def test_two_queries_at_once(cluster: Cluster, folder: Callable[..., Path]) -> None:
-    places = [folder(name, 3) for name in ("first", "second")]
-    for ran in cluster.ask("run_both", folders=places):
-        assert ran["error"] is None
-    assert [check_running(place) for place in places] == [3, 3]
-
-
 def test_an_error_of_the_function_is_raised_once_and_seen(
     cluster: Cluster, folder: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -162,18 +154,6 @@ def test_an_error_of_the_function_is_raised_once_and_seen(
     assert sb.CheckpointStore(place / "state").latest() == 0
     (notes / "mended").touch()
     assert cluster.ask("run", folder=place, raises=raises)["error"] is None
-    check_running(place)
-
-
-@ONE_OF_MANY
-def test_a_task_that_fails_after_half_its_rows(
-    cluster: Cluster, folder: Callable[..., Path], tmp_path: Path
-) -> None:
-    place = folder("half", 2)
-    n = executors_query.rows_of(1)["n"][-1].as_py()
-    ran = cluster.ask("run_failing_once", folder=place, notes=tmp_path, n=n)
-    assert ran["error"] is None
-    assert (tmp_path / "failed").exists()
     check_running(place)
 
 

@@ -271,7 +271,6 @@ class Query:
         function: Any = None,
         story: bool = False,
         endless: bool = False,
-        stream: str = "stream",
         transform: Callable[[Any], Any] = lambda frame: frame,
         **options: Any,
     ) -> None:
@@ -307,7 +306,7 @@ class Query:
         writer = frame.writeStream.foreachBatch(self.called)
         if not endless:
             writer = writer.trigger(availableNow=True)
-        self.query = writer.option("checkpointLocation", f"{folder}/{stream}").start()
+        self.query = writer.option("checkpointLocation", f"{folder}/stream").start()
 
     def called(self, frame: Any, batch_id: int) -> None:
         self.begun += 1
@@ -374,9 +373,7 @@ class Program:
 
     def run(self, folder: str, **options: Any) -> dict[str, Any]:
         """Run a query to its end."""
-        return self._ended(Query(self.spark, Path(folder), **self._made(options)))
-
-    def _ended(self, query: Query) -> dict[str, Any]:
+        query = Query(self.spark, Path(folder), **self._made(options))
         return {"error": query.wait(), "progress": list(query.progress)}
 
     def _made(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -406,25 +403,6 @@ class Program:
             raise OSError(errno.ENOLCK, "as told")
 
         PosixCalls.lock_folder = refuses  # type: ignore[assignment, method-assign]
-
-    def run_both(self, folders: list[str], **options: Any) -> list[dict[str, Any]]:
-        """Run two queries at once."""
-        queries = [Query(self.spark, Path(folder), **self._made(dict(options))) for folder in folders]
-        return [self._ended(query) for query in queries]
-
-    def run_failing_once(self, folder: str, notes: str, n: int) -> dict[str, Any]:
-        """Run a query below a function of the user's that raises at a number once, when half of the rows are sent."""
-
-        def fails_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                half = batch.num_rows // 2
-                yield batch.slice(0, half)
-                if n in batch["n"].to_pylist() and not Path(notes, "failed").exists():
-                    Path(notes, "failed").touch()
-                    raise ValueError("as told")
-                yield batch.slice(half)
-
-        return self.run(folder, transform=lambda frame: frame.mapInArrow(fails_once, INPUT))
 
     def run_speculating(self, folder: str, notes: str) -> dict[str, Any]:
         """Run a query some of whose tasks wait, rows half sent, until Spark has begun another attempt of them."""
