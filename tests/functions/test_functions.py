@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from stateful_functions import Total
+from stateful_functions import Buffering, Total
 
 import statebackend as sb
-from statebackend.testing import Harness
+from statebackend.testing import Harness, ManualClock
 
 pytestmark = pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
 
@@ -85,6 +85,14 @@ def test_a_function_that_could_not_be_opened_is_opened_again(backend: str) -> No
             harness.process_element("a", {"amount": 1})
         FailsToOpen.fails = False
         assert harness.process_element("a", {"amount": 1}) == [("a", 1)]
+
+
+def test_operator_state_outlives_a_failure_and_nothing_doubles(backend: str) -> None:
+    with Harness(Buffering(), int, key="n", backend=backend) as harness:
+        assert harness.process_batch([{"n": n} for n in (1, 2, 3, 4)]) == [(1, 2, 3)]
+        with pytest.raises(ValueError, match="negative"):
+            harness.process_batch([{"n": n} for n in (5, 6, 7, -1)])
+        assert harness.process_batch([{"n": n} for n in (5, 6)]) == [(4, 5, 6)]
 
 
 def test_a_listener_is_told_of_every_batch(backend: str) -> None:
@@ -191,6 +199,21 @@ def test_a_batch_function_works_on_whole_columns(backend: str) -> None:
         empty = pa.table({"user": pa.array([], "string"), "amount": pa.array([], "int64")})
         assert harness.process_batch(empty) == []
         assert harness.process_batch(rows(("a", 1), ("a", 1))) == [("a", 5)]
+
+
+class Clocked(sb.KeyedProcessFunction):
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield (ctx.now,)
+
+
+def test_time_stands_still_in_a_batch_and_never_goes_back(backend: str) -> None:
+    clock = ManualClock(1000)
+    with Harness(Clocked(), int, clock=clock, backend=backend) as harness:
+        assert harness.process_element(1, (0,)) == [(1000,)]
+        clock.set(400)
+        assert harness.process_element(1, (0,)) == [(1000,)]
+        clock.set(2000)
+        assert harness.process_element(1, (0,)) == [(2000,)]
 
 
 def test_counters_outlive_failures(backend: str) -> None:
