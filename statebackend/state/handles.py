@@ -292,7 +292,7 @@ class MapState(KeyedState, Generic[K, V]):
         vectorised.map_each(vectorised.Rows(self, keys, namespaces, times), map_keys, self.remove)
 
 
-class _AddingState(KeyedState, Generic[IN, OUT]):
+class AddingState(KeyedState, Generic[IN, OUT]):
     """The shared part of reducing, aggregating and folding states."""
 
     __slots__ = ()
@@ -305,6 +305,36 @@ class _AddingState(KeyedState, Generic[IN, OUT]):
     def add(self, value: IN | None) -> None:
         """Add a value; ``add(None)`` clears. If the function raises, nothing changes. O(1)."""
 
+    def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
+        """`get` for each key; null if nothing was added. O(n)."""
+        rows = vectorised.Rows(self, keys, namespaces, times)
+        return vectorised.read_many(rows, self.get, self._column_types()[1])
+
+    def add_many(
+        self,
+        keys: Any,
+        values: Any,
+        return_changed: bool = False,
+        *,
+        namespaces: Any = None,
+        times: Any = None,
+    ) -> tuple[Any, ...] | None:
+        """`add` for each row, in order; a null clears. Atomic. O(n).
+
+        With ``return_changed``, return the distinct keys, in the order of their first rows, and their results; between
+        the two the namespaces of the keys, if ``namespaces`` is given.
+        """
+        value_type, result_type = self._column_types()
+        rows = vectorised.Rows(self, keys, namespaces, times)
+        return vectorised.add_many(rows, values, value_type, return_changed, result_type)
+
+    def _column_types(self) -> tuple[Type | None, Type | None]:
+        """The types of columns of values and of results; None: any."""
+        of: Any = self.descriptor
+        if of.kind == "aggregating":
+            return of.type, of.result_type
+        return (None if of.kind == "folding" else of.type), of.type
+
     def _added_values(self, values: Any, declared: Type | None) -> list[Any]:
         """The values of a vectorised call, checked as a whole; None for a null."""
         return vectorised.values_of(values, declared, True, self)
@@ -314,7 +344,7 @@ class _AddingState(KeyedState, Generic[IN, OUT]):
         rows.call_each(self.add, values)
 
 
-class ReducingState(_AddingState[T, T], Generic[T]):
+class ReducingState(AddingState[T, T], Generic[T]):
     """One value; each added value is reduced into it.
 
     >>> from statebackend.backends import create_backend
@@ -331,31 +361,8 @@ class ReducingState(_AddingState[T, T], Generic[T]):
     @abstractmethod
     def descriptor(self) -> ReducingStateDescriptor[T]: ...
 
-    def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
-        """`get` for each key; null if nothing was added. O(n)."""
-        rows = vectorised.Rows(self, keys, namespaces, times)
-        return vectorised.read_many(rows, self.get, self.descriptor.type)
 
-    def add_many(
-        self,
-        keys: Any,
-        values: Any,
-        return_changed: bool = False,
-        *,
-        namespaces: Any = None,
-        times: Any = None,
-    ) -> tuple[Any, ...] | None:
-        """`add` for each row, in order; a null clears. Atomic. O(n).
-
-        With ``return_changed``, return the distinct keys, in the order of their first rows, and their results; between
-        the two the namespaces of the keys, if ``namespaces`` is given.
-        """
-        value_type = self.descriptor.type
-        rows = vectorised.Rows(self, keys, namespaces, times)
-        return vectorised.add_many(rows, values, value_type, return_changed, value_type)
-
-
-class AggregatingState(_AddingState[IN, OUT]):
+class AggregatingState(AddingState[IN, OUT]):
     """One accumulator; each added value goes into it, and `get` makes the result.
 
     >>> from statebackend.backends import create_backend
@@ -372,27 +379,8 @@ class AggregatingState(_AddingState[IN, OUT]):
     @abstractmethod
     def descriptor(self) -> AggregatingStateDescriptor[IN, OUT]: ...
 
-    def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
-        """`get` for each key; null if nothing was added. O(n)."""
-        rows = vectorised.Rows(self, keys, namespaces, times)
-        return vectorised.read_many(rows, self.get, self.descriptor.result_type)
 
-    def add_many(
-        self,
-        keys: Any,
-        values: Any,
-        return_changed: bool = False,
-        *,
-        namespaces: Any = None,
-        times: Any = None,
-    ) -> tuple[Any, ...] | None:
-        """As `ReducingState.add_many`."""
-        of = self.descriptor
-        rows = vectorised.Rows(self, keys, namespaces, times)
-        return vectorised.add_many(rows, values, of.type, return_changed, of.result_type)
-
-
-class FoldingState(_AddingState[IN, ACC]):
+class FoldingState(AddingState[IN, ACC]):
     """One accumulator; each added value advances it.
 
     >>> from statebackend.backends import create_backend
@@ -409,21 +397,3 @@ class FoldingState(_AddingState[IN, ACC]):
     @property
     @abstractmethod
     def descriptor(self) -> FoldingStateDescriptor[IN, ACC]: ...
-
-    def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
-        """`get` for each key; null if nothing was added. O(n)."""
-        rows = vectorised.Rows(self, keys, namespaces, times)
-        return vectorised.read_many(rows, self.get, self.descriptor.type)
-
-    def add_many(
-        self,
-        keys: Any,
-        values: Any,
-        return_changed: bool = False,
-        *,
-        namespaces: Any = None,
-        times: Any = None,
-    ) -> tuple[Any, ...] | None:
-        """As `ReducingState.add_many`; the values may have any type."""
-        rows = vectorised.Rows(self, keys, namespaces, times)
-        return vectorised.add_many(rows, values, None, return_changed, self.descriptor.type)
