@@ -1,11 +1,11 @@
-"""The vectorised methods of value, list and map states: whole columns through the batch kernels.
+"""The vectorised methods of the heap backend's states: whole columns through the batch kernels.
 
 Arrow and numpy columns make no Python object per row; see `stored_columns`. Rows may be in many namespaces, and have
-times of their own. Those in `VOID` lie in a table of their own, so a call that has both goes to each table with its
+times of their own. Rows in `VOID` are in a separate table, so a call that has both kinds goes to each table with its
 rows. Some states go row by row, as `statebackend.state.vectorised` does it: states of objects (PICKLE and a user's own
 serializer), lists with a time to live, and `clear_many` of map states.
 
-Each class stands between a compiled handle and the interface: ``class HeapValueState(ValueHandle, ValueColumns)``.
+Each class stands between a compiled handle and the interface: ``class HeapValueState(ValueHandle, HeapValueColumns)``.
 """
 
 from __future__ import annotations
@@ -20,35 +20,20 @@ import pyarrow as pa
 
 from statebackend._core.batches import adding_kernels, expiring_kernels, gathering, kernels, map_kernels
 from statebackend._core.tables.accumulators import AddPlan
-from statebackend.columns.nested_columns import encoded_keys
-from statebackend.columns.stored_columns import Array, Column, arrow_column, value_column
-from statebackend.errors import MemoryLimitError, SerializationError
-from statebackend.keys import NamespaceColumn, count_of, key_encoder, namespace_column, take_rows
-from statebackend.state import (
-    KeyedListState,
-    KeyedState,
-    MapState,
-    ValueState,
-    check_lengths,
-    times_of_rows,
-    to_values,
+from statebackend.columns.additions import is_decoded
+from statebackend.columns.calls import (
+    AddingColumns,
+    Call,
+    ColumnsState,
+    ListColumns,
+    MapColumns,
+    SingleColumns,
+    ValueColumns,
 )
-from statebackend.types import Type
-
-
-@dataclass(frozen=True)
-class Call:
-    """The rows of a vectorised call, checked."""
-
-    #: In canonical form.
-    keys: Any
-    #: None: all rows are in the current namespace.
-    namespaces: NamespaceColumn | None
-    #: The time that the state goes by: of all rows, or of each.
-    times: int | Array
-
-    def __len__(self) -> int:
-        return count_of(self.keys)
+from statebackend.columns.nested_columns import decoded_keys
+from statebackend.columns.stored_columns import Array, Column
+from statebackend.keys import canonical_column, count_of, take_rows
+from statebackend.state import to_values
 
 
 @dataclass(frozen=True)
@@ -82,14 +67,12 @@ class Part:
         )
 
 
-class ColumnsState(KeyedState):
-    """The shared part: keys, namespaces and values as columns, the tables that they lie in, their times."""
+class HeapColumns(ColumnsState):
+    """The shared part: the tables that rows are in, their times, and what all kinds do alike."""
 
     __slots__ = ()
 
     # Provided by the compiled handle, which comes first in the class.
-    backend: Any
-    descriptor: Any
     codec: Any
     plain: Any
     _current_number: Any
@@ -102,31 +85,17 @@ class ColumnsState(KeyedState):
     def _holds_objects(self) -> bool:
         return bool(self.codec.layout == "object")
 
-    def _call(self, keys: Any, namespaces: Any, times: Any) -> Call:
-        """Check the rows of a call, and read the clock."""
-        self.backend._check_open()
-        canonical = encoded_keys(self.backend._encoder, keys)
-        spaces = None if namespaces is None else namespace_column(namespaces)
-        own = times_of_rows(self, times)
-        columns = [] if spaces is None else [spaces.numbers]
-        check_lengths(range(count_of(canonical)), *columns, *([] if own is None else [own]))
+    def _by_rows(self, call: str, times: Any) -> bool:
+        return (self._holds_objects and call != "exists") or super()._by_rows(call, times)
+
+    def _begin(self, own: Array | None) -> int | Array:
+        """Read the clock, and return the time that the state goes by: of all rows, or of each."""
         if not self._ttl() or own is None or not len(own):
-            return Call(canonical, spaces, self.backend.begin_call(self))
+            now: int = self.backend.begin_call(self)
+            return now
         self.backend.read_clock_once()
         self._note_times(int(own.max()), int(own.min()))
-        return Call(canonical, spaces, own)
-
-    def _value_column(self, column: Any, declared: Type, nullable: bool = True) -> Column:
-        with self._naming_state():
-            return value_column(column, declared, nullable)
-
-    @contextmanager
-    def _naming_state(self) -> Iterator[None]:
-        """Add the state's name to errors of values and of the memory limit."""
-        try:
-            yield
-        except (MemoryLimitError, SerializationError) as error:
-            raise error.at(f"state {self.descriptor.name!r}") from None
+        return own
 
     # --- rows and tables ---
 
@@ -188,6 +157,13 @@ class ColumnsState(KeyedState):
     def _table_to_write(self, part: Part) -> Any:
         return self._table_of(part.is_spaced, True)
 
+    def _write(self, call: Call, write: Callable[[Part], None], *, assigns: bool = True) -> None:
+        """Clean up for the rows of a call, and write each part."""
+        self._clean(call)
+        with self._naming_state(), self._parts(call, assigns) as parts:
+            for part in parts:
+                write(part)
+
     # --- time ---
 
     def _ttl(self) -> int:
@@ -214,7 +190,7 @@ class ColumnsState(KeyedState):
 
     # --- what several kinds do alike ---
 
-    def _exists_many(self, keys: Any, namespaces: Any, times: Any) -> pa.BooleanArray:
+    def _find_column(self, call: Call) -> pa.BooleanArray:
         def look(part: Part) -> pa.BooleanArray:
             table = self._table(part)
             if table is None:
@@ -225,31 +201,27 @@ class ColumnsState(KeyedState):
                 )
             return pa.array(kernels.find_many(table, part.keys, **self._options(part)) != 0)
 
-        return self._collect(self._call(keys, namespaces, times), look)
+        return self._collect(call, look)
 
-    def _clear_many(self, keys: Any, namespaces: Any, times: Any) -> None:
-        call = self._call(keys, namespaces, times)
-        self._clean(call)
-        with self._naming_state(), self._parts(call, False) as parts:
-            for part in parts:
-                table = self._table(part)
-                if table is not None:
-                    kernels.remove_many(table, part.keys, **self._options(part))
+    def _clear_column(self, call: Call) -> None:
+        def clear(part: Part) -> None:
+            table = self._table(part)
+            if table is not None:
+                kernels.remove_many(table, part.keys, **self._options(part))
+
+        self._write(call, clear, assigns=False)
 
 
-class SingleColumns(ColumnsState):
+class HeapSingleColumns(HeapColumns, SingleColumns):
     """States with one value for a key."""
 
     __slots__ = ()
 
-    def exists_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.BooleanArray:
-        return self._exists_many(keys, namespaces, times)
+    _shown: Any
 
-    def clear_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> None:
-        if self._holds_objects:
-            super().clear_many(keys, namespaces=namespaces, times=times)
-        else:
-            self._clear_many(keys, namespaces, times)
+    def _read_column(self, call: Call) -> pa.Array:
+        self._clean(call)
+        return self._collect(call, lambda part: self._shown(*self._read(part)))
 
     def _read(self, part: Part) -> tuple[Any, Array]:
         """Values in stored form, and a mask of the keys that were found."""
@@ -267,104 +239,129 @@ class SingleColumns(ColumnsState):
         return kernels.get_many(table, part.keys, **self._options(part))
 
 
-class ValueColumns(SingleColumns, ValueState):
+class HeapValueColumns(HeapSingleColumns, ValueColumns):
     """A value."""
 
     __slots__ = ()
 
-    def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
-        if self._holds_objects:
-            return super().get_many(keys, namespaces=namespaces, times=times)
-        call = self._call(keys, namespaces, times)
-        self._clean(call)
-        return self._collect(call, self._values)
+    def _write_column(self, call: Call, column: Column) -> None:
+        def update(part: Part) -> None:
+            table, values, nulls = self._table_to_write(part), part.of(column.values), part.of(column.nulls)
+            options = {"timestamp": part.times, **self._options(part)}
+            if nulls is None:
+                kernels.update_many(table, part.keys, values, **options)
+                return
+            plan = AddPlan("last", "bytes" if self.codec.layout == "bytes" else self.codec.width)
+            adding_kernels.add_many(table, part.keys, values, plan, nulls=nulls, **options)
 
-    def _values(self, part: Part) -> pa.Array:
-        declared = self.descriptor.type
-        values, found = self._read(part)
-        default = self.descriptor.default_copy()
-        if default is None or found.all():
-            return arrow_column(values, found, declared)
-        # The default is appended to the values; every row without a value points at it.
-        default_array = arrow_column(value_column([default], declared).values, None, declared)
-        array = pa.concat_arrays([arrow_column(values, found, declared), default_array])
-        return array.take(pa.array(np.where(found, np.arange(len(found)), len(found))))
+        self._write(call, update)
 
-    def update_many(self, keys: Any, values: Any, *, namespaces: Any = None, times: Any = None) -> None:
-        if self._holds_objects:
-            super().update_many(keys, values, namespaces=namespaces, times=times)
-            return
-        call = self._call(keys, namespaces, times)
-        stored, nulls = self._value_column(values, self.descriptor.type)
-        check_lengths(range(len(call)), range(count_of(stored)))
+
+class HeapAddingColumns(HeapSingleColumns, AddingColumns):
+    """A reduced value, or an accumulator."""
+
+    __slots__ = ()
+
+    # Provided by the compiled handle.
+    _add_in_turn: Any
+
+    def _add_each(self, rows: Any, values: list[Any]) -> None:
+        are_copies = is_decoded(self._column_types()[0])
+        self._add_in_turn(list(rows.keys), rows.namespace_of_each(), rows.times, values, are_copies)
+
+    def _add_column(
+        self, call: Call, column: Column, plan: AddPlan, return_changed: bool
+    ) -> tuple[Any, ...] | None:
         self._clean(call)
         with self._naming_state(), self._parts(call, True) as parts:
-            for part in parts:
-                self._update(part, part.of(stored), part.of(nulls))
+            changed = [self._add_part(part, column, plan, return_changed) for part in parts]
+        found = [each for each in changed if each is not None]
+        if not found:
+            return None
+        rows = np.concatenate([first for first, _ in found])
+        results = pa.concat_arrays([each for _, each in found])
+        if len(found) > 1:
+            order = np.argsort(rows)
+            rows, results = rows[order], results.take(pa.array(order))
+        keys = decoded_keys(self.backend._encoder, take_rows(call.keys, rows))
+        if call.namespaces is None:
+            return keys, results
+        return keys, call.namespaces.take(rows).shown(), results
 
-    def _update(self, part: Part, stored: Any, nulls: Array | None) -> None:
-        table, stamps, options = self._table_to_write(part), part.times, self._options(part)
+    def _add_part(
+        self, part: Part, column: Column, plan: AddPlan, return_changed: bool
+    ) -> tuple[Array, pa.Array] | None:
+        """Add the rows of a part; return the first row of each distinct key and namespace, in order, and its result."""
+        nulls, config = part.of(column.nulls), self.descriptor.ttl_config
+        touched = adding_kernels.add_many(
+            self._table_to_write(part), part.keys, part.of(column.values), plan, nulls=nulls,
+            timestamp=part.times, ttl=self._ttl(), rows=part.rows,
+            in_event_time=config is not None and config.is_in_event_time,
+            return_touched=return_changed and nulls is None, **self._options(part),
+        )  # fmt: skip
+        if not return_changed:
+            return None
+        found: Array | None = None
         if nulls is None:
-            kernels.update_many(table, part.keys, stored, timestamp=stamps, **options)
-            return
-        plan = AddPlan("last", "bytes" if self.codec.layout == "bytes" else self.codec.width)
-        adding_kernels.add_many(table, part.keys, stored, plan, nulls=nulls, timestamp=stamps, **options)
+            first, values = touched
+        else:
+            first, last = _touched(part)
+            values, found = self._read(part.chosen(first, last))
+        return first if part.rows is None else part.rows[first], self._shown(values, found)
 
 
-class ListColumns(ColumnsState, KeyedListState):
+def _touched(part: Part) -> tuple[Array, Array]:
+    """The first row of each distinct key and namespace, in order, and the last one of the same."""
+    numbers = _numbers_of(canonical_column(part.keys))
+    if isinstance(part.namespace, np.ndarray):
+        numbers = _numbers_of(pa.array(numbers * 2**32 + part.namespace))
+    first = np.empty(int(numbers.max(initial=-1)) + 1, dtype=np.int64)
+    last = np.empty_like(first)
+    rows = np.arange(len(part))
+    first[numbers[::-1]] = rows[::-1]
+    last[numbers] = rows
+    return first, last
+
+
+def _numbers_of(column: pa.Array) -> Array:
+    """The number of each row's value among the distinct ones, in the order of their first rows."""
+    numbers: Array = column.dictionary_encode().indices.to_numpy().astype(np.int64)
+    return numbers
+
+
+class HeapListColumns(HeapColumns, ListColumns):
     """A list."""
 
     __slots__ = ()
 
-    def exists_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.BooleanArray:
-        if self._ttl():
-            return super().exists_many(keys, namespaces=namespaces, times=times)
-        return self._exists_many(keys, namespaces, times)
-
-    def clear_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> None:
-        if self._holds_objects:
-            super().clear_many(keys, namespaces=namespaces, times=times)
-        else:
-            self._clear_many(keys, namespaces, times)
+    def _by_rows(self, call: str, times: Any) -> bool:
+        return (self._ttl() != 0 and call in ("exists", "get")) or super()._by_rows(call, times)
 
     def _elements_of_column(self, column: pa.Array | pa.ChunkedArray) -> list[Any]:
         """The elements of one list, given as Arrow; the compiled handle asks for them."""
         with self._naming_state():
             return to_values(column, self.descriptor.element_type)
 
-    def add_many(self, keys: Any, values: Any, *, namespaces: Any = None, times: Any = None) -> None:
-        if self._holds_objects:
-            super().add_many(keys, values, namespaces=namespaces, times=times)
-            return
-        call = self._call(keys, namespaces, times)
-        stored, _ = self._value_column(values, self.descriptor.element_type, nullable=False)
-        check_lengths(range(len(call)), range(count_of(stored)))
-        self._clean(call)
-        with self._naming_state(), self._parts(call, True) as parts:
-            for part in parts:
-                kernels.append_many(
-                    self._table_to_write(part), part.keys, part.of(stored),
-                    timestamp=part.times, **self._options(part),
-                )  # fmt: skip
+    def _append_column(self, call: Call, elements: Any) -> None:
+        def append(part: Part) -> None:
+            kernels.append_many(
+                self._table_to_write(part), part.keys, part.of(elements),
+                timestamp=part.times, **self._options(part),
+            )  # fmt: skip
 
-    def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.ListArray:
-        if self._holds_objects or self._ttl():
-            return super().get_many(keys, namespaces=namespaces, times=times)
-        return self._collect(self._call(keys, namespaces, times), self._lists)
+        self._write(call, append)
 
-    def _lists(self, part: Part) -> pa.ListArray:
-        table = self._table(part)
-        if table is None:
-            offsets, values = gathering.lists_at(self.plain, np.zeros(len(part), dtype=np.uint32))
-        else:
-            offsets, values = kernels.lists_of(table, part.keys, **self._options(part))
-        elements = arrow_column(values, None, self.descriptor.element_type)
-        if offsets[-1] < 2**31:
-            return pa.ListArray.from_arrays(offsets.astype(np.int32), elements)
-        return pa.LargeListArray.from_arrays(offsets, elements)
+    def _lists_column(self, call: Call) -> pa.ListArray:
+        def read(part: Part) -> pa.ListArray:
+            table = self._table(part)
+            if table is None:
+                return self._shown(*gathering.lists_at(self.plain, np.zeros(len(part), dtype=np.uint32)))
+            return self._shown(*kernels.lists_of(table, part.keys, **self._options(part)))
+
+        return self._collect(call, read)
 
 
-class MapColumns(ColumnsState, MapState):
+class HeapMapColumns(HeapColumns, MapColumns):
     """A map."""
 
     __slots__ = ()
@@ -373,68 +370,40 @@ class MapColumns(ColumnsState, MapState):
     plain_map: Any
     spaced_map: Any
 
-    def _map_call(self, keys: Any, map_keys: Any, namespaces: Any, times: Any) -> tuple[Call, Any]:
-        """Check the rows of a call; with their map keys in canonical form."""
-        call = self._call(keys, namespaces, times)
-        try:
-            inner = encoded_keys(key_encoder(self.descriptor.key_type), map_keys)
-        except SerializationError as error:
-            raise error.at(f"map keys of state {self.descriptor.name!r}") from None
-        check_lengths(range(len(call)), range(count_of(inner)))
-        return call, inner
+    def _by_rows(self, call: str, times: Any) -> bool:
+        return call == "clear" or (self._ttl() != 0 and call == "exists") or super()._by_rows(call, times)
 
     def _map(self, part: Part) -> Any:
         return self.spaced_map if part.is_spaced else self.plain_map
 
-    def exists_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.BooleanArray:
-        if self._ttl():
-            return super().exists_many(keys, namespaces=namespaces, times=times)
-        return self._exists_many(keys, namespaces, times)
-
-    def get_many(self, keys: Any, map_keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
-        if self._holds_objects:
-            return super().get_many(keys, map_keys, namespaces=namespaces, times=times)
-        call, inner = self._map_call(keys, map_keys, namespaces, times)
+    def _read_column(self, call: Call, inner: Any) -> pa.Array:
         self._clean(call)
-        return self._collect(call, lambda part: self._values(part, part.of(inner)))
+        return self._collect(call, lambda part: self._shown(*self._read(part, part.of(inner))))
 
-    def _values(self, part: Part, inner: Any) -> pa.Array:
+    def _read(self, part: Part, inner: Any) -> tuple[Any, Array]:
         if self._table(part) is None:
             nothing = np.zeros(len(part), dtype=np.uint32)
-            values, found = gathering.values_at(self.plain_map.entries, nothing), nothing != 0
-        else:
-            expiry = {**self._removal(part), **self._expiry(part)} if self._ttl() else {}
-            maps = self._map(part)
-            before = len(maps)
-            values, found = map_kernels.get_many(maps, part.keys, inner, **expiry, **self._options(part))
-            self._count_expired(before - len(maps))
-        return arrow_column(values, found, self.descriptor.value_type)
+            return gathering.values_at(self.plain_map.entries, nothing), nothing != 0
+        expiry = {**self._removal(part), **self._expiry(part)} if self._ttl() else {}
+        maps = self._map(part)
+        before = len(maps)
+        found = map_kernels.get_many(maps, part.keys, inner, **expiry, **self._options(part))
+        self._count_expired(before - len(maps))
+        return found
 
-    def put_many(
-        self, keys: Any, map_keys: Any, values: Any, *, namespaces: Any = None, times: Any = None
-    ) -> None:
-        if self._holds_objects:
-            super().put_many(keys, map_keys, values, namespaces=namespaces, times=times)
-            return
-        call, inner = self._map_call(keys, map_keys, namespaces, times)
-        stored, nulls = self._value_column(values, self.descriptor.value_type)
-        check_lengths(range(len(call)), range(count_of(stored)))
-        self._clean(call)
-        with self._naming_state(), self._parts(call, True) as parts:
-            for part in parts:
-                self._table_to_write(part)
-                map_kernels.put_many(
-                    self._map(part), part.keys, part.of(inner), part.of(stored), nulls=part.of(nulls),
-                    timestamp=part.times, ttl=self._ttl(), **self._options(part),
-                )  # fmt: skip
+    def _put_column(self, call: Call, inner: Any, column: Column) -> None:
+        def put(part: Part) -> None:
+            self._table_to_write(part)
+            map_kernels.put_many(
+                self._map(part), part.keys, part.of(inner), part.of(column.values), nulls=part.of(column.nulls),
+                timestamp=part.times, ttl=self._ttl(), **self._options(part),
+            )  # fmt: skip
 
-    def remove_many(self, keys: Any, map_keys: Any, *, namespaces: Any = None, times: Any = None) -> None:
-        if self._holds_objects:
-            super().remove_many(keys, map_keys, namespaces=namespaces, times=times)
-            return
-        call, inner = self._map_call(keys, map_keys, namespaces, times)
-        self._clean(call)
-        with self._naming_state(), self._parts(call, False) as parts:
-            for part in parts:
-                if self._table(part) is not None:
-                    map_kernels.remove_many(self._map(part), part.keys, part.of(inner), **self._options(part))
+        self._write(call, put)
+
+    def _remove_column(self, call: Call, inner: Any) -> None:
+        def remove(part: Part) -> None:
+            if self._table(part) is not None:
+                map_kernels.remove_many(self._map(part), part.keys, part.of(inner), **self._options(part))
+
+        self._write(call, remove, assigns=False)

@@ -21,16 +21,16 @@ import pyarrow as pa
 from statebackend._core.rocksdb.list_handle import ListHandle
 from statebackend._core.rocksdb.value_layouts import join_elements, split_elements
 from statebackend.backends.rocksdb.states import RocksDbState
-from statebackend.backends.rocksdb.vectorised import ListColumns
+from statebackend.backends.rocksdb.vectorised import RocksDbListColumns
 from statebackend.errors import SerializationError, SerializationTypeError
-from statebackend.state import KeyedListState, expired, to_values
+from statebackend.state import expired, to_values
 from statebackend.types.serializers import serializer_for
 
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
 
-class RocksDbListState(ListHandle, ListColumns, RocksDbState, KeyedListState):
+class RocksDbListState(ListHandle, RocksDbListColumns, RocksDbState):
     """A list. No bytes are no list: the filter leaves them when it has dropped all elements in a merge."""
 
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from statebackend._core.rocksdb.map_handle import MapHandle
 from statebackend.backends.rocksdb.states import RocksDbState
-from statebackend.backends.rocksdb.vectorised import MapColumns
+from statebackend.backends.rocksdb.vectorised import RocksDbMapColumns
 from statebackend.columns.codec_choice import key_codec
 from statebackend.errors import SerializationTypeError
-from statebackend.state import MapState
 
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
@@ -34,7 +33,7 @@ PRESENT = b"\0"
 _AHEAD = 256
 
 
-class RocksDbMapState(MapHandle, MapColumns, RocksDbState, MapState):
+class RocksDbMapState(MapHandle, RocksDbMapColumns, RocksDbState):
     """A map."""
 
     layout = "map_entry"

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from statebackend._core.batches import adding_kernels, kernels
 from statebackend._core.rocksdb.single_handles import (
@@ -32,28 +31,18 @@ from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 from statebackend.backends.rocksdb.states import RocksDbState
-from statebackend.backends.rocksdb.vectorised import Array, SingleColumns, ValueColumns, chosen_rows
-from statebackend.columns.additions import (
-    aggregate_plan,
-    decoded_values,
-    is_decoded,
-    operands,
-    reduction_plan,
-    results_of,
+from statebackend.backends.rocksdb.vectorised import (
+    RocksDbSingleColumns,
+    RocksDbValueColumns,
+    chosen_rows,
 )
+from statebackend.columns.additions import is_decoded
+from statebackend.columns.calls import AddingColumns, Call
 from statebackend.columns.codec_choice import value_bytes, value_codec
 from statebackend.columns.nested_columns import decoded_keys
-from statebackend.columns.stored_columns import Column, arrow_column, serialised_column, stored_column
+from statebackend.columns.stored_columns import Array, Column, serialised_column, stored_column
 from statebackend.keys import NamespaceColumn, canonical_column, count_of, take_rows
-from statebackend.state import (
-    AggregatingState,
-    FoldingState,
-    NamedAggregate,
-    ReducingState,
-    ValueState,
-    check_lengths,
-)
-from statebackend.types import Type
+from statebackend.state import AggregatingState, FoldingState, ReducingState
 
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
@@ -121,108 +110,57 @@ def _distinct(canonical: Any) -> Any:
     )
 
 
-class AddingColumns(SingleColumns):
+class RocksDbAddingColumns(RocksDbSingleColumns, AddingColumns):
     """Reducing, aggregating and folding states."""
 
     # Of the handles.
     _add_in_order: Callable[..., None]
 
-    def _plan(self) -> AddPlan | None:
-        """What the compiled core adds by; None if Python has to call a function for each row."""
-        if self._goes_by_rows:
-            return None
-        kind, descriptor = self.descriptor.kind, self.descriptor
-        if kind == "reducing":
-            return reduction_plan(descriptor.reduce)
-        return aggregate_plan(descriptor.aggregate) if kind == "aggregating" else None
-
-    def _results(self, accumulators: Any, found: Array) -> pa.Array:
-        """What `get` makes of accumulators in stored form; null where there are none."""
-        if self.descriptor.kind == "aggregating":
-            return results_of(self.descriptor.aggregate, accumulators, found)
-        return arrow_column(accumulators, found, self.codec.declared)
-
-    def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
-        descriptor = self.descriptor
-        by_rows = descriptor.kind == "aggregating" and not isinstance(descriptor.aggregate, NamedAggregate)
-        if self._by_rows(times) or by_rows:
-            return super().get_many(keys, namespaces=namespaces, times=times)  # type: ignore[misc]
-        places = self._places(*self._key_column(keys, namespaces, times))
+    def _add_column(
+        self, call: Call, column: Column, plan: AddPlan, return_changed: bool
+    ) -> tuple[Any, ...] | None:
+        touched = _touched(call.keys, call.namespaces)
         with self._backend.column_call():
-            found, runs = self._read(places, False)
-        return self._results(stored_column(runs, self.codec.declared), found)
-
-    def add_many(
-        self,
-        keys: Any,
-        values: Any,
-        return_changed: bool = False,
-        *,
-        namespaces: Any = None,
-        times: Any = None,
-    ) -> Any:
-        plan = None if self._at_own_times(times) else self._plan()
-        if plan is None:
-            # Row by row: while a user's function runs, its key and namespace are current.
-            return super().add_many(keys, values, return_changed, namespaces=namespaces, times=times)  # type: ignore[misc]
-        backend = self._backend
-        canonical, spaces = self._key_column(keys, namespaces, times)
-        with self._named():
-            count, column = operands(values, self.descriptor.type, plan)
-        check_lengths(range(count_of(canonical)), range(count))
-        touched = _touched(canonical, spaces)
-        with backend.column_call():
-            self._note_namespace(spaces)
-            table = self._added(canonical, spaces, column, plan, touched)
+            self._note_namespace(call.namespaces)
+            table = self._added(call, column, plan, touched)
             if not return_changed:
                 return None
             accumulators, found = kernels.get_many(table, touched.keys, namespace=touched.numbers)
-        changed = decoded_keys(backend.encoder, touched.keys), self._results(accumulators, found)
-        if touched.spaces is None:
-            return changed
-        return changed[0], touched.spaces.shown(), changed[1]
-
-    def _added_values(self, values: Any, declared: Type | None) -> list[Any]:
-        if not is_decoded(declared):
-            return super()._added_values(values, declared)  # type: ignore[misc]
-        with self._named():
-            return decoded_values(values, declared)
+        keys, results = decoded_keys(self._backend._encoder, touched.keys), self._shown(accumulators, found)
+        return (keys, results) if touched.spaces is None else (keys, touched.spaces.shown(), results)
 
     def _add_each(self, rows: Any, values: list[Any]) -> None:
         """Call `add` row by row, within a vectorised call; what the keys have is read before, in order."""
         if len(rows) < FEWEST_IN_ORDER:
-            super()._add_each(rows, values)  # type: ignore[misc]
+            super()._add_each(rows, values)
             return
         places = self._places(rows.keys.encoded, rows.namespaces)
         order, numbers = order_and_places(*places)
         distinct = picked(*places, order)
         stored = self._store.get_many(self.table, *distinct)
-        declared = None if self.descriptor.kind == "folding" else self.descriptor.type
         self._add_in_order(
             rows.keys.canonical,
             rows.namespace_of_each(),
             rows.times,
             values,
-            is_decoded(declared),
+            is_decoded(self._column_types()[0]),
             numbers,
             distinct,
             stored,
         )
 
-    def _added(
-        self, canonical: Any, spaces: NamespaceColumn | None, column: Column, plan: AddPlan, touched: _Touched
-    ) -> StateTable:
-        """Add the rows of a call, within a `column_call`; a table of what their keys have then."""
+    def _added(self, call: Call, column: Column, plan: AddPlan, touched: _Touched) -> StateTable:
+        """Add the rows of a call, within a `column_call`; return a table of the values that their keys have then."""
         declared = self.codec.declared
         touched = self._ordered(touched)
         places = self._places(touched.keys, touched.spaces)
         found, offsets, data = self._store.get_many(self.table, *places)
-        now = 0 if self.ttl is None else self._backend.call_time(self._in_event_time)
+        now = 0 if self.ttl is None else self._call_time()
         lifetime, width = self.ttl or 0, self.codec.width
         there, _, _, ends, values = seen_values(
             found.view(np.uint8), offsets, data, lifetime, now, False, False, width
         )
-        known, numbers = touched.chosen(there), _number_in_table(spaces)
+        known, numbers = touched.chosen(there), _number_in_table(call.namespaces)
 
         def added(layout: Any, before: Any, new: Any, plan: AddPlan) -> tuple[StateTable, Any, Array]:
             """What the keys have when the rows are added to what they had before; and the table that tells it."""
@@ -232,22 +170,22 @@ class AddingColumns(SingleColumns):
                 value=layout,
                 plan=self._backend.codec.plan,
                 namespaces=isinstance(touched.numbers, np.ndarray),
-                max_parallelism=min(128, 1 + count_of(canonical) // _ROWS_OF_A_PART),
+                max_parallelism=min(128, 1 + len(call) // _ROWS_OF_A_PART),
             )
             if there.any():
                 kernels.update_many(table, known.keys, before, namespace=known.numbers)
-            adding_kernels.add_many(table, canonical, new, plan, nulls=column.nulls, namespace=numbers)
+            adding_kernels.add_many(table, call.keys, new, plan, nulls=column.nulls, namespace=numbers)
             return table, *kernels.get_many(table, touched.keys, namespace=touched.numbers)
 
         before = stored_column(chosen_rows((ends, values), there), declared)
-        with self._named():
+        with self._naming_state():
             layout = value_codec(declared, self.descriptor.name).layout
             table, became, is_there = added(layout, before, column.values, plan)
         entries = serialised_column(became)
         stamps = self._stamps(count_of(touched.keys))
         if stamps is not None and self._in_event_time:
             old = split_values(*chosen_rows((offsets, data), there), True, False)[0]
-            _, stamps, _ = added("long", old, self._stamps(count_of(canonical)), AddPlan("max", "long"))
+            _, stamps, _ = added("long", old, self._stamps(len(call)), AddPlan("max", "long"))
         if stamps is not None:
             entries = join_values(*entries, stamps)
         self._store.put_many(
@@ -264,7 +202,7 @@ class AddingColumns(SingleColumns):
         return touched._replace(keys=keys[np.argsort(self._backend.groups_of(keys), kind="stable")])
 
 
-class RocksDbSingleState(SingleColumns, RocksDbState):
+class RocksDbSingleState(RocksDbSingleColumns, RocksDbState):
     """One value for a key: its timestamp, if there is a time to live, and its bytes."""
 
     unexpired: Callable[[bytes], Any]
@@ -280,14 +218,14 @@ class RocksDbSingleState(SingleColumns, RocksDbState):
         return self.stored(self._backend._run(merge, first, second), latest)
 
 
-class RocksDbValueState(ValueHandle, ValueColumns, RocksDbSingleState, ValueState):
+class RocksDbValueState(ValueHandle, RocksDbValueColumns, RocksDbSingleState):
     """A value."""
 
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
         RocksDbState.__init__(self, backend, descriptor, descriptor.type)
 
 
-class RocksDbReducingState(ReducingHandle, AddingColumns, RocksDbSingleState, ReducingState):
+class RocksDbReducingState(ReducingHandle, RocksDbAddingColumns, RocksDbSingleState, ReducingState):
     """A reduced value."""
 
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
@@ -297,7 +235,7 @@ class RocksDbReducingState(ReducingHandle, AddingColumns, RocksDbSingleState, Re
         return self._merge_by(self.descriptor.reduce, a, b)
 
 
-class RocksDbAggregatingState(AggregatingHandle, AddingColumns, RocksDbSingleState, AggregatingState):
+class RocksDbAggregatingState(AggregatingHandle, RocksDbAddingColumns, RocksDbSingleState, AggregatingState):
     """An accumulator of an aggregate."""
 
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
@@ -309,7 +247,7 @@ class RocksDbAggregatingState(AggregatingHandle, AddingColumns, RocksDbSingleSta
         return self._merge_by(self.descriptor.aggregate.merge, a, b)
 
 
-class RocksDbFoldingState(FoldingHandle, AddingColumns, RocksDbSingleState, FoldingState):
+class RocksDbFoldingState(FoldingHandle, RocksDbAddingColumns, RocksDbSingleState, FoldingState):
     """An accumulator of a fold."""
 
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:

@@ -3,13 +3,11 @@
 Arrow and numpy columns of values, lists and map entries make no Python object per row. Reads of states with a time to
 live remove and renew what they find in one call, too. States of objects (PICKLE and a user's own serializer) go row by
 row, as `statebackend.state.vectorised` does it, and so do rows that go by their own times, and changes of a collection
-that somebody iterates over. Reductions and aggregates are in `additions.py`.
+that somebody iterates over. Reductions and aggregates are in `single.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, overload
 
 import numpy as np
@@ -24,30 +22,26 @@ from statebackend._core.rocksdb.value_layouts import (
     set_stamps,
     split_lists,
 )
-from statebackend.columns.codec_choice import holds_references
-from statebackend.columns.nested_columns import encoded_keys
-from statebackend.columns.stored_columns import (
-    Column,
-    arrow_column,
-    serialised_column,
-    stored_column,
-    value_column,
+from statebackend.columns.calls import (
+    Call,
+    ColumnsState,
+    ListColumns,
+    MapColumns,
+    SingleColumns,
+    ValueColumns,
 )
-from statebackend.errors import SerializationError
-from statebackend.keys import NamespaceColumn, canonical_list, count_of, key_encoder, namespace_column
-from statebackend.state import KeyedState, check_lengths, times_of_rows, to_arrow
-from statebackend.types import Type
+from statebackend.columns.codec_choice import holds_references
+from statebackend.columns.stored_columns import Array, Column, serialised_column, stored_column
+from statebackend.keys import NamespaceColumn, canonical_list
 
-Array = np.ndarray[Any, Any]
 Runs = tuple[Array, Array]
 
 
-class _Columns(KeyedState):
-    """The shared part: columns of keys and values, and the stored form of both."""
+class RocksDbColumns(ColumnsState):
+    """The shared part: the stored form of keys and values."""
 
     # Of the handles.
     _backend: Any
-    descriptor: Any
     _store: Any
     codec: Any
     table: Any
@@ -57,39 +51,20 @@ class _Columns(KeyedState):
     _renews: bool
     expired_on_read: int
     is_watched: bool
+    _shown: Any
 
-    @property
-    def _goes_by_rows(self) -> bool:
-        return holds_references(self.codec.declared)
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except SerializationError as error:
-            raise error.at(f"state {self.descriptor.name!r}") from None
-
-    def _by_rows(self, times: Any) -> bool:
-        return self._goes_by_rows or self._at_own_times(times)
+    def _by_rows(self, call: str, times: Any) -> bool:
+        if call == "clear":
+            return super()._by_rows(call, times)
+        holds_objects = call != "exists" and holds_references(self.codec.declared)
+        return holds_objects or self._at_own_times(times) or super()._by_rows(call, times)
 
     def _at_own_times(self, times: Any) -> bool:
-        """Whether each row goes by its own time."""
+        """Return True if each row goes by its own time."""
         return times is not None and self.ttl is not None
 
-    def _key_column(self, keys: Any, namespaces: Any, times: Any) -> tuple[Any, NamespaceColumn | None]:
-        """The keys in canonical form, and their namespaces; None if all are in the current one."""
-        self._backend.check_open()
-        canonical = encoded_keys(self._backend.encoder, keys)
-        spaces = None if namespaces is None else namespace_column(namespaces)
-        own = times_of_rows(self, times)
-        columns = [] if spaces is None else [spaces.numbers]
-        check_lengths(range(count_of(canonical)), *columns, *([] if own is None else [own]))
+    def _begin(self, own: Array | None) -> None:
         self._backend.begin_call()
-        return canonical, spaces
-
-    def _value_column(self, values: Any, declared: Type, nullable: bool) -> Column:
-        with self._named():
-            return value_column(values, declared, nullable)
 
     def _places(self, canonical: Any, spaces: NamespaceColumn | None, map_keys: Any = None) -> Runs:
         """Composite keys; raises for a key that is not served here."""
@@ -99,18 +74,22 @@ class _Columns(KeyedState):
             namespaces = spaces.runs()
         return compose_many(self._backend.groups_of(canonical), canonical, namespaces, map_keys)
 
+    def _places_of(self, call: Call, map_keys: Any = None) -> Runs:
+        return self._places(call.keys, call.namespaces, map_keys)
+
     def _note_namespace(self, spaces: NamespaceColumn | None) -> None:
         if self._backend._namespace if spaces is None else any(spaces.distinct):
             self.table.note_namespaces()
+
+    def _call_time(self) -> int:
+        now: int = self._backend.call_time(self._in_event_time)
+        return now
 
     def _stamps(self, rows: int) -> Array | None:
         """The timestamps of values that the running call writes."""
         if self.ttl is None:
             return None
-        return np.full(rows, self._backend.call_time(self._in_event_time), dtype=np.int64)
-
-    def _arrow(self, runs: Runs, valid: Array | None, declared: Type) -> pa.Array:
-        return arrow_column(stored_column(runs, declared), valid, declared)
+        return np.full(rows, self._call_time(), dtype=np.int64)
 
     def _read(self, places: Runs, is_map_entry: bool) -> tuple[Array, Runs]:
         """Which of many places have a value that may be seen and is not None; and the values, zeros for the rest.
@@ -118,7 +97,7 @@ class _Columns(KeyedState):
         What is dead is removed, and what is seen gets the time, if reads give it. Within a `column_call`.
         """
         found, offsets, data = self._store.get_many(self.table, *places)
-        now = 0 if self.ttl is None else self._backend.call_time(self._in_event_time)
+        now = 0 if self.ttl is None else self._call_time()
         valid, old, other, ends, values = seen_values(
             found.view(np.uint8),
             offsets,
@@ -138,6 +117,12 @@ class _Columns(KeyedState):
             set_stamps(*renewed, now)
             self._store.put_many(self.table, *chosen_rows(places, other), *renewed)
         return valid, (ends, values)
+
+    def _read_column(self, call: Call, map_keys: Any = None) -> pa.Array:
+        places = self._places_of(call, map_keys)
+        with self._backend.column_call():
+            found, runs = self._read(places, map_keys is not None)
+        return self._shown(stored_column(runs, self.codec.declared), found)
 
     def _remove_expired(self, places: Runs, old: Array) -> Array:
         """Remove what is dead; return in which rows it is met for the first time, and so for the last."""
@@ -167,97 +152,60 @@ def chosen_rows(rows: Any, chosen: Array) -> Any:
     return ends, data[int(offsets[0]) : int(offsets[-1])][np.repeat(chosen, sizes)]
 
 
-class SingleColumns(_Columns):
+class RocksDbSingleColumns(RocksDbColumns, SingleColumns):
     """States with one value for a key."""
 
-    def clear_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> None:
-        canonical, spaces = self._key_column(keys, namespaces, times)
-        places = self._places(canonical, spaces)
+    def _clear_column(self, call: Call) -> None:
+        places = self._places_of(call)
         with self._backend.column_call():
-            self._note_namespace(spaces)
+            self._note_namespace(call.namespaces)
             self._store.delete_many(self.table, *places)
 
-    def exists_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.BooleanArray:
-        if self._at_own_times(times):
-            return super().exists_many(keys, namespaces=namespaces, times=times)
-        places = self._places(*self._key_column(keys, namespaces, times))
+    def _find_column(self, call: Call) -> pa.BooleanArray:
+        places = self._places_of(call)
         with self._backend.column_call():
             found, offsets, data = self._store.get_many(self.table, *places)
-            now = 0 if self.ttl is None else self._backend.call_time(self._in_event_time)
+            now = 0 if self.ttl is None else self._call_time()
             shows = self._shows_expired
             valid, *_ = seen_values(found.view(np.uint8), offsets, data, self.ttl or 0, now, shows, False)
         return pa.array(valid)
 
 
-class ValueColumns(SingleColumns):
+class RocksDbValueColumns(RocksDbSingleColumns, ValueColumns):
     """A value."""
 
-    def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
-        if self._by_rows(times):
-            return super().get_many(keys, namespaces=namespaces, times=times)  # type: ignore[misc]
-        declared = self.descriptor.type
-        places = self._places(*self._key_column(keys, namespaces, times))
+    def _write_column(self, call: Call, column: Column) -> None:
+        runs, places = serialised_column(column.values), self._places_of(call)
         with self._backend.column_call():
-            found, values = self._read(places, False)
-        array = self._arrow(values, found, declared)
-        default = self.descriptor.default_copy()
-        if default is None or found.all():
-            return array
-        array = pa.concat_arrays([array, to_arrow([default], declared)])
-        return array.take(pa.array(np.where(found, np.arange(len(found)), len(found))))
-
-    def update_many(self, keys: Any, values: Any, *, namespaces: Any = None, times: Any = None) -> None:
-        if self._by_rows(times):
-            super().update_many(keys, values, namespaces=namespaces, times=times)  # type: ignore[misc]
-            return
-        canonical, spaces = self._key_column(keys, namespaces, times)
-        stored, nulls = self._value_column(values, self.descriptor.type, True)
-        runs = serialised_column(stored)
-        check_lengths(range(count_of(canonical)), range(count_of(runs)))
-        places = self._places(canonical, spaces)
-        with self._backend.column_call():
-            stamps = self._stamps(count_of(canonical))
-            self._note_namespace(spaces)
+            stamps = self._stamps(len(call))
+            self._note_namespace(call.namespaces)
             entries = runs if stamps is None else join_values(*runs, stamps)
-            self._store.put_many(
-                self.table, *places, *entries, None if nulls is None else nulls.view(np.uint8)
-            )
+            nulls = None if column.nulls is None else column.nulls.view(np.uint8)
+            self._store.put_many(self.table, *places, *entries, nulls)
 
 
-class ListColumns(_Columns):
+class RocksDbListColumns(RocksDbColumns, ListColumns):
     """A list."""
 
-    def add_many(self, keys: Any, values: Any, *, namespaces: Any = None, times: Any = None) -> None:
-        if self._by_rows(times) or self.is_watched:
-            super().add_many(keys, values, namespaces=namespaces, times=times)  # type: ignore[misc]
-            return
-        canonical, spaces = self._key_column(keys, namespaces, times)
-        stored, _ = self._value_column(values, self.descriptor.element_type, False)
-        runs = serialised_column(stored)
-        rows = count_of(canonical)
-        check_lengths(range(rows), range(count_of(runs)))
-        places = self._places(canonical, spaces)
+    def _by_rows(self, call: str, times: Any) -> bool:
+        return call == "clear" or (call == "add" and self.is_watched) or super()._by_rows(call, times)
+
+    def _append_column(self, call: Call, elements: Any) -> None:
+        runs, places = serialised_column(elements), self._places_of(call)
         with self._backend.column_call():
-            each = np.arange(rows + 1, dtype=np.int64)
-            lists = join_lists(each, *runs, self.codec.width, self._stamps(rows))
-            self._note_namespace(spaces)
+            each = np.arange(len(call) + 1, dtype=np.int64)
+            lists = join_lists(each, *runs, self.codec.width, self._stamps(len(call)))
+            self._note_namespace(call.namespaces)
             self._store.merge_many(self.table, *places, *lists)
 
-    def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.ListArray:
-        if self._by_rows(times):
-            return super().get_many(keys, namespaces=namespaces, times=times)  # type: ignore[misc]
-        places = self._places(*self._key_column(keys, namespaces, times))
+    def _lists_column(self, call: Call) -> pa.ListArray:
+        places = self._places_of(call)
         with self._backend.column_call():
             offsets, elements = self._read_lists(places)
-        array = self._arrow(elements, None, self.descriptor.element_type)
-        if offsets[-1] < 2**31:
-            return pa.ListArray.from_arrays(offsets.astype(np.int32), array)
-        return pa.LargeListArray.from_arrays(offsets, array)
+        return self._shown(offsets, stored_column(elements, self.codec.declared))
 
-    def exists_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.BooleanArray:
-        if self._at_own_times(times):
-            return super().exists_many(keys, namespaces=namespaces, times=times)
-        places = self._places(*self._key_column(keys, namespaces, times))
+    def _find_column(self, call: Call) -> pa.BooleanArray:
+        places = self._places_of(call)
         with self._backend.column_call():
             _, ends, data = self._store.get_many(self.table, *places)
             offsets, stamps, _, _ = split_lists(ends, data, self.codec.width, self.ttl is not None)
@@ -265,9 +213,6 @@ class ListColumns(_Columns):
             if self.ttl is not None and stamps is not None and not self._shows_expired:
                 left = _count_chosen(~are_expired(stamps, self.ttl, self._call_time()), offsets)
         return pa.array(left > 0)
-
-    def _call_time(self) -> int:
-        return self._backend.call_time(self._in_event_time)
 
     def _read_lists(self, places: Runs) -> tuple[Array, Runs]:
         """The lists of many places, as reads see them: offsets, and elements. Within a `column_call`.
@@ -313,62 +258,31 @@ def _count_chosen(chosen: Array, offsets: Array) -> Array:
     return counts
 
 
-class MapColumns(_Columns):
+class RocksDbMapColumns(RocksDbColumns, MapColumns):
     """A map."""
 
-    def _map_key_column(self, map_keys: Any) -> Any:
-        try:
-            return encoded_keys(key_encoder(self.descriptor.key_type), map_keys)
-        except SerializationError as error:
-            raise error.at(f"map keys of state {self.descriptor.name!r}") from None
+    def _by_rows(self, call: str, times: Any) -> bool:
+        if call == "exists":
+            return self.ttl is not None and not self._shows_expired
+        if call == "remove":
+            return self.is_watched or self._at_own_times(times)
+        return call == "clear" or (call == "put" and self.is_watched) or super()._by_rows(call, times)
 
-    def _columns(
-        self, keys: Any, map_keys: Any, namespaces: Any, times: Any
-    ) -> tuple[Any, NamespaceColumn | None, Any]:
-        canonical, spaces = self._key_column(keys, namespaces, times)
-        inner = self._map_key_column(map_keys)
-        check_lengths(range(count_of(canonical)), range(count_of(inner)))
-        return canonical, spaces, inner
-
-    def get_many(self, keys: Any, map_keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
-        if self._by_rows(times):
-            return super().get_many(keys, map_keys, namespaces=namespaces, times=times)  # type: ignore[misc]
-        places = self._places(*self._columns(keys, map_keys, namespaces, times))
-        with self._backend.column_call():
-            found, values = self._read(places, True)
-        return self._arrow(values, found, self.descriptor.value_type)
-
-    def put_many(
-        self, keys: Any, map_keys: Any, values: Any, *, namespaces: Any = None, times: Any = None
-    ) -> None:
-        if self._by_rows(times) or self.is_watched:
-            super().put_many(keys, map_keys, values, namespaces=namespaces, times=times)  # type: ignore[misc]
-            return
-        canonical, spaces, inner = self._columns(keys, map_keys, namespaces, times)
-        stored, nulls = self._value_column(values, self.descriptor.value_type, True)
-        runs = serialised_column(stored)
-        rows = count_of(canonical)
-        check_lengths(range(rows), range(count_of(runs)))
-        places = self._places(canonical, spaces, inner)
-        with self._backend.column_call():
-            flags = None if nulls is None else nulls.view(np.uint8)
-            entries = join_values(*runs, self._stamps(rows), flags, True)
-            self._note_namespace(spaces)
-            self._store.put_many(self.table, *places, *entries)
-
-    def exists_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.BooleanArray:
-        if self.ttl is not None and not self._shows_expired:
-            return super().exists_many(keys, namespaces=namespaces, times=times)
-        places = self._places(*self._key_column(keys, namespaces, times))
+    def _find_column(self, call: Call) -> pa.BooleanArray:
+        places = self._places_of(call)
         with self._backend.column_call():
             return pa.array(self._store.have_rows(self.table, *places))
 
-    def remove_many(self, keys: Any, map_keys: Any, *, namespaces: Any = None, times: Any = None) -> None:
-        if self.is_watched or self._at_own_times(times):
-            super().remove_many(keys, map_keys, namespaces=namespaces, times=times)  # type: ignore[misc]
-            return
-        canonical, spaces, inner = self._columns(keys, map_keys, namespaces, times)
-        places = self._places(canonical, spaces, inner)
+    def _put_column(self, call: Call, inner: Any, column: Column) -> None:
+        runs, places = serialised_column(column.values), self._places_of(call, inner)
         with self._backend.column_call():
-            self._note_namespace(spaces)
+            flags = None if column.nulls is None else column.nulls.view(np.uint8)
+            entries = join_values(*runs, self._stamps(len(call)), flags, True)
+            self._note_namespace(call.namespaces)
+            self._store.put_many(self.table, *places, *entries)
+
+    def _remove_column(self, call: Call, inner: Any) -> None:
+        places = self._places_of(call, inner)
+        with self._backend.column_call():
+            self._note_namespace(call.namespaces)
             self._store.delete_many(self.table, *places)
