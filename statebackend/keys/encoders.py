@@ -20,6 +20,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import count, repeat
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ import pyarrow as pa
 
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
 from statebackend.keys import key_batches
-from statebackend.keys.key_columns import ByteRuns, Columnar, Int64s, as_columnar, encode_each, without_views
+from statebackend.keys.key_columns import ByteRuns, as_columnar, encode_each, without_views
 from statebackend.keys.key_groups import key_group_of, spark_hash
 from statebackend.types import (
     DecimalType,
@@ -280,24 +281,22 @@ class CompositeKeyEncoder(KeyEncoder):
                 canonical = part.encode(field)
             except SerializationError as error:
                 raise error.at(f"field {name!r}") from None
-            if part.kind == "int":
-                out += _LONG.pack(canonical)
-            else:
-                if len(canonical) > 0xFFFF_FFFF:
-                    raise SerializationError("a field of a composite key is longer than 4 GB")
-                out += _LENGTH.pack(len(canonical)) + canonical
+            out += _field_bytes(part, canonical)
 
     def decode(self, canonical: bytes) -> Any:
-        data = bytes(canonical)
+        return self._parsed(bytes(canonical), False)
+
+    def _parsed(self, data: bytes, is_raw: bool) -> Any:
         try:
-            key, at = self._parse(data, 0)
+            key, at = self._parse(data, 0, is_raw)
         except (struct.error, IndexError):
-            raise _unreadable(self.declared_type) from None
+            at = -1
         if at != len(data):
             raise _unreadable(self.declared_type)
         return key
 
-    def _parse(self, data: bytes, at: int) -> tuple[Any, int]:
+    def _parse(self, data: bytes, at: int, is_raw: bool) -> tuple[Any, int]:
+        """A key and the position after it; with ``is_raw``, the list of its fields in canonical form."""
         fields: list[Any] = []
         for part in self.parts:
             present = data[at]
@@ -306,34 +305,97 @@ class CompositeKeyEncoder(KeyEncoder):
                 raise IndexError
             if not present:
                 fields.append(None)
-            elif isinstance(part, CompositeKeyEncoder):
-                field, at = part._parse(data, at)
+                continue
+            if isinstance(part, CompositeKeyEncoder):
+                field, at = part._parse(data, at, is_raw)
                 fields.append(field)
-            elif part.kind == "int":
-                fields.append(part.decode(_LONG.unpack_from(data, at)[0]))
+                continue
+            if part.kind == "int":
+                canonical = _LONG.unpack_from(data, at)[0]
                 at += 8
             else:
                 (length,) = _LENGTH.unpack_from(data, at)
                 at += 4
                 if at + length > len(data):
                     raise IndexError
-                fields.append(part.decode(data[at : at + length]))
+                canonical = data[at : at + length]
                 at += length
-        return self._build(fields), at
+            fields.append(canonical if is_raw else part.decode(canonical))
+        return fields if is_raw else self._build(fields), at
 
     def encode_many(self, keys: Any) -> ByteRuns:
         columnar = as_columnar(keys)
-        result = encode_structs(self, columnar)
-        if result is not None:
-            return result
+        encode: Callable[[Any], bytes] = self.encode
         if isinstance(columnar, pa.Array):
-            return key_batches.runs_of_list(
-                encode_each(columnar, lambda key: self.encode(plain_key(self, key)))
-            )
-        return key_batches.runs_of_list(encode_each(columnar, self.encode))
+            try:
+                found = None if columnar.null_count else self._encode_structs(columnar)
+            except (SerializationError, OverflowError):
+                found = None  # positions count present values only, so the scalar encoder must name the row
+            if found is not None:
+                return key_batches.runs_of_list(found)
+            encode = lambda key: self.encode(plain_key(self, key))  # noqa: E731
+        return key_batches.runs_of_list(encode_each(columnar, encode))
+
+    def _encode_structs(self, structs: pa.Array) -> list[bytes] | None:
+        """Struct keys, none of them null, by whole fields; None if the scalar encoder must look. O(rows x fields)."""
+        if not pa.types.is_struct(structs.type) or structs.type.num_fields != len(self.parts):
+            return None
+        order = list(range(len(self.parts)))
+        if isinstance(self.declared_type, RowType):
+            names = [field.name for field in structs.type]
+            if sorted(names) != sorted(self.names):
+                return None
+            order = [names.index(name) for name in self.names]
+        columns = []
+        for part, at in zip(self.parts, order, strict=True):
+            child = structs.field(at)
+            are_there = child.is_valid()
+            kept = without_views(child).filter(are_there) if child.null_count else child
+            if isinstance(part, CompositeKeyEncoder):
+                encoded = part._encode_structs(kept)
+                if encoded is None:
+                    return None
+            else:
+                canonical = key_batches.canonical_list(part.encode_many(kept))
+                encoded = [_field_bytes(part, each) for each in canonical]
+            present = iter(encoded)
+            columns.append([b"\1" + next(present) if there else b"\0" for there in are_there.to_pylist()])
+        return list(map(b"".join, zip(*columns, strict=True)))
 
     def decode_many(self, canonical: ByteRuns) -> pa.Array:
-        return decode_structs(self, *key_batches.checked_runs(canonical))
+        keys = key_batches.canonical_list(key_batches.checked_runs(canonical))
+        return self._arrow_of([self._parsed(key, True) for key in keys])
+
+    def _arrow_of(self, keys: Sequence[list[Any] | None]) -> pa.Array:
+        """The struct array of keys, each the list of its fields in canonical form; None: null."""
+        rows = [[None] * len(self.parts) if key is None else key for key in keys]
+        children = []
+        for part, column in zip(self.parts, zip(*rows, strict=True) if rows else repeat(()), strict=False):
+            if isinstance(part, CompositeKeyEncoder):
+                children.append(part._arrow_of(column))
+                continue
+            kept = [field for field in column if field is not None]
+            array = part.decode_many(
+                np.array(kept, np.int64) if part.kind == "int" else key_batches.runs_of_list(kept)
+            )
+            if len(kept) < len(column):
+                row = count()
+                places = [None if field is None else next(row) for field in column]
+                array = array.take(pa.array(places, pa.int64()))
+            children.append(array)
+        fields = list(self.declared_type.arrow)
+        mask = pa.array([key is None for key in keys], pa.bool_())
+        return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+
+
+def _field_bytes(part: KeyEncoder, canonical: Any) -> bytes:
+    """A field without parts, as it follows its presence byte."""
+    if part.kind == "int":
+        return _LONG.pack(canonical)
+    if len(canonical) > 0xFFFF_FFFF:
+        raise SerializationError("a field of a composite key is longer than 4 GB")
+    data: bytes = canonical
+    return _LENGTH.pack(len(data)) + data
 
 
 def _float_bits(
@@ -417,9 +479,6 @@ _RUNS: dict[str, tuple[Callable[[Any], bytes], Callable[[bytes], Any]]] = {
 }
 
 
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-
-
 def plain_key(encoder: CompositeKeyEncoder, key: Any) -> Any:
     """Convert a key from Arrow, which names the fields of tuples too, to the form that `encode` takes.
 
@@ -437,174 +496,3 @@ def plain_key(encoder: CompositeKeyEncoder, key: Any) -> Any:
         plain_key(part, key[name]) if isinstance(part, CompositeKeyEncoder) else key[name]
         for part, name in pairs
     )
-
-
-class _Leaf:
-    """One field over all rows: the positions of its presence bytes and values, and the values that are present."""
-
-    def __init__(self, active: Mask, present: Mask, values: Any) -> None:
-        self.active = active
-        self.present = present
-        self.values = values  # int64s, byte runs, or None for the head of a nested composite
-
-
-def encode_structs(encoder: CompositeKeyEncoder, keys: Columnar) -> ByteRuns | None:
-    """Offsets and data of struct keys; None if the scalar encoder must look. O(rows x fields + bytes)."""
-    if not isinstance(keys, pa.Array) or not pa.types.is_struct(keys.type) or keys.null_count:
-        return None
-    leaves: list[_Leaf] = []
-    try:
-        if not _collect(encoder, keys, np.ones(len(keys), dtype=bool), leaves):
-            return None
-    except (SerializationError, OverflowError):
-        return None  # positions count present values only, so the scalar encoder must name the row
-    return _assemble(leaves, len(keys))
-
-
-def _collect(encoder: CompositeKeyEncoder, structs: pa.Array, active: Mask, leaves: list[_Leaf]) -> bool:
-    if structs.type.num_fields != len(encoder.parts):
-        return False
-    order = list(range(len(encoder.parts)))
-    if isinstance(encoder.declared_type, RowType):
-        names = [structs.type.field(i).name for i in order]
-        if sorted(names) != sorted(encoder.names):
-            return False
-        order = [names.index(name) for name in encoder.names]
-    for part, at in zip(encoder.parts, order, strict=True):
-        child = structs.field(at)
-        present = active.copy()
-        if child.null_count:
-            present &= child.is_valid().to_numpy(zero_copy_only=False)
-        if isinstance(part, CompositeKeyEncoder):
-            if not pa.types.is_struct(child.type):
-                return False
-            leaves.append(_Leaf(active, present, None))
-            if not _collect(part, child, present, leaves):
-                return False
-            continue
-        kept = child if present.all() else without_views(child).filter(pa.array(present))
-        leaves.append(_Leaf(active, present, part.encode_many(kept)))
-    return True
-
-
-def _assemble(leaves: list[_Leaf], count: int) -> ByteRuns:
-    lengths = np.zeros(count, dtype=np.int64)
-    for leaf in leaves:
-        lengths += leaf.active
-        if isinstance(leaf.values, tuple):
-            runs = np.diff(leaf.values[0])
-            if len(runs) and runs.max() > 0xFFFF_FFFF:
-                raise SerializationError("a field of a composite key is longer than 4 GB")
-            lengths[leaf.present] += 4 + runs
-        elif leaf.values is not None:
-            lengths[leaf.present] += 8
-    offsets = np.zeros(count + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    data = np.empty(int(offsets[-1]), dtype=np.uint8)
-    position = offsets[:-1].copy()
-    for leaf in leaves:
-        data[position[leaf.active]] = leaf.present[leaf.active]
-        position += leaf.active
-        at = position[leaf.present]
-        if isinstance(leaf.values, tuple):
-            run_offsets, run_data = leaf.values
-            runs = np.diff(run_offsets)
-            _put_words(data, at, runs.astype("<u4"))
-            data[_ranges(at + 4, runs)] = run_data[run_offsets[0] : run_offsets[-1]]
-            position[leaf.present] += 4 + runs
-        elif leaf.values is not None:
-            _put_words(data, at, leaf.values)
-            position[leaf.present] += 8
-    return offsets, data
-
-
-def _put_words(data: np.ndarray[Any, Any], at: Int64s, words: np.ndarray[Any, Any]) -> None:
-    size = words.dtype.itemsize
-    data[at[:, None] + np.arange(size)] = words.view(np.uint8).reshape(-1, size)
-
-
-def _ranges(starts: Int64s, lengths: Int64s) -> Int64s:
-    """All positions start, start + 1, ... of every range, one range after another."""
-    before = np.cumsum(lengths) - lengths
-    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
-
-
-def decode_structs(encoder: CompositeKeyEncoder, offsets: Int64s, data: np.ndarray[Any, Any]) -> pa.Array:
-    """The struct array of canonical composite keys; O(rows x fields + bytes).
-
-    >>> from statebackend.keys import key_encoder
-    >>> pair = key_encoder(tuple[int, int])
-    >>> decode_structs(pair, *pair.encode_many([(1, None)])).to_pylist()
-    [{'_1': 1, '_2': None}]
-    """
-    position = offsets[:-1].copy()
-    rows = np.arange(len(position))
-    structs = _parse(encoder, data, position, offsets[1:], rows, None)
-    if (position != offsets[1:]).any():
-        raise _unreadable(encoder.declared_type)
-    return structs
-
-
-def _parse(
-    encoder: CompositeKeyEncoder,
-    data: np.ndarray[Any, Any],
-    position: Int64s,
-    end: Int64s,
-    rows: Int64s,
-    missing: Mask | None,
-) -> pa.Array:
-    """Parse the fields of ``rows`` and advance their ``position``; ``missing``: rows that have no struct here."""
-    children = []
-    count = len(position)
-    for part in encoder.parts:
-        if (position[rows] >= end[rows]).any():
-            raise _unreadable(encoder.declared_type)
-        flags = data[position[rows]]
-        if (flags > 1).any():
-            raise _unreadable(encoder.declared_type)
-        position[rows] += 1
-        present = rows[flags == 1]
-        absent = np.ones(count, dtype=bool)
-        absent[present] = False
-        if isinstance(part, CompositeKeyEncoder):
-            children.append(_parse(part, data, position, end, present, absent))
-            continue
-        values: Any
-        if part.kind == "int":
-            values = _words_at(encoder, data, position, end, present, "<i8")
-        else:
-            lengths = _words_at(encoder, data, position, end, present, "<u4").astype(np.int64)
-            start = position[present]
-            if (lengths > end[present] - start).any():
-                raise _unreadable(encoder.declared_type)
-            position[present] += lengths
-            run_offsets = np.zeros(len(present) + 1, dtype=np.int64)
-            np.cumsum(lengths, out=run_offsets[1:])
-            values = run_offsets, data[_ranges(start, lengths)]
-        array = part.decode_many(values)
-        if len(present) != count:
-            indices = np.zeros(count, dtype=np.int64)
-            indices[present] = np.arange(len(present))
-            array = array.take(pa.array(indices, mask=absent))
-        children.append(array)
-    arrow = encoder.declared_type.arrow
-    fields = [arrow.field(i) for i in range(arrow.num_fields)]
-    return pa.StructArray.from_arrays(
-        children, fields=fields, mask=None if missing is None else pa.array(missing)
-    )
-
-
-def _words_at(
-    encoder: CompositeKeyEncoder,
-    data: np.ndarray[Any, Any],
-    position: Int64s,
-    end: Int64s,
-    rows: Int64s,
-    dtype: str,
-) -> np.ndarray[Any, Any]:
-    size = np.dtype(dtype).itemsize
-    start = position[rows]
-    if (start + size > end[rows]).any():
-        raise _unreadable(encoder.declared_type)
-    position[rows] += size
-    return np.ascontiguousarray(data[start[:, None] + np.arange(size)]).view(dtype).reshape(-1)

@@ -31,12 +31,13 @@ from statebackend.types import Type
 def grouping(key_type: Type, max_parallelism: int) -> Callable[[pa.Array], NDArray[np.uint16]]:
     """Return the function from keys of a type to their key groups, O(n). Loads the core, which the module does not."""
     from statebackend._core.key_groups import HashPlan
+    from statebackend.columns.nested_columns import encoded_keys
 
     encoder = key_encoder(key_type)
     plan = HashPlan(encoder.hash_plan)
 
     def found(keys: pa.Array) -> NDArray[np.uint16]:
-        canonical = encoder.encode_many(keys)
+        canonical = encoded_keys(encoder, keys)
         groups: NDArray[np.uint16]
         if encoder.kind == "int":
             groups = plan.key_groups_of_ints(canonical, max_parallelism)
