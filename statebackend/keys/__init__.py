@@ -11,6 +11,7 @@ from statebackend.keys import key_groups
 from statebackend.keys.encoders import KeyEncoder, key_encoder
 from statebackend.keys.key_batches import (
     byte_runs_of,
+    canonical_batch,
     canonical_column,
     canonical_list,
     count_of,
@@ -49,6 +50,7 @@ __all__ = [
     "VOID",
     "as_columnar",
     "byte_runs_of",
+    "canonical_batch",
     "canonical_column",
     "canonical_list",
     "count_of",

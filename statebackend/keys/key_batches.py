@@ -15,6 +15,7 @@ True
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -322,7 +323,7 @@ def _is_run_type(arrow: pa.DataType, is_text: bool) -> bool:
     return str(arrow) == "binary_view"
 
 
-def runs_of_list(parts: list[bytes]) -> ByteRuns:
+def runs_of_list(parts: Sequence[bytes]) -> ByteRuns:
     """Offsets and data of a list of byte strings.
 
     >>> runs_of_list([b"a", b"bc"])
@@ -343,6 +344,11 @@ def canonical_list(canonical: Any) -> list[Any]:
         return canonical.tolist()  # type: ignore[no-any-return]
     ends, data = canonical[0].tolist(), bytes(canonical[1])
     return [data[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def canonical_batch(keys: Sequence[Any], kind: str) -> Any:
+    """The opposite of `canonical_list`, for an encoder of this ``kind``."""
+    return np.array(keys, dtype=np.int64) if kind == "int" else runs_of_list(keys)
 
 
 def count_of(canonical: Any) -> int:

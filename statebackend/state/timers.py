@@ -19,6 +19,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statebackend.errors import UsageError
-from statebackend.keys import NamespaceColumn, as_columnar, key_encoder, namespace_column, runs_of_list
+from statebackend.keys import NamespaceColumn, as_columnar, canonical_batch, key_encoder, namespace_column
 from statebackend.state.descriptors import MapStateDescriptor
 from statebackend.state.value_columns import check_lengths
 from statebackend.state.vectorised import Keys
@@ -104,14 +105,6 @@ class DueTimers(NamedTuple):
     namespaces: pa.Array | list[Any]
 
 
-class TimerColumns(NamedTuple):
-    """Timers as a backend has them: keys in canonical form, an array or (offsets, data), and namespaces encoded."""
-
-    keys: Any
-    timestamps: NDArray[np.int64]
-    namespaces: NamespaceColumn
-
-
 def timestamp_column(timestamps: Any) -> NDArray[np.int64]:
     """The times of timers: a column of milliseconds, or of timestamps in whole ones; O(n).
 
@@ -154,9 +147,24 @@ class Timers(ABC):
     def _register(self, timestamp: int, domain: str) -> None:
         """Register a timer of the current key and namespace."""
 
-    @abstractmethod
+    def _take_due(self, now: int, domain: str) -> int | None:
+        """Remove the first timer that is due and make its key and namespace current; return its time, or None.
+
+        Not needed if `_firing` is overridden.
+        """
+        raise NotImplementedError
+
     def _firing(self, now: int, domain: str) -> Iterator[int]:
         """A generator that does what `due` does; the arguments have been checked."""
+        backend = self._backend
+        backend._check_open()
+        saved = backend._save_key()
+        try:
+            while (timestamp := self._take_due(now, domain)) is not None:
+                yield timestamp
+        finally:
+            if not backend._closed:
+                backend._restore_key(saved)
 
     @abstractmethod
     def _all_rows(self, first_group: int, last_group: int) -> Iterable[TimerRow]:
@@ -164,13 +172,13 @@ class Timers(ABC):
 
     # --- the current key and namespace ---
 
-    @abstractmethod
     def register(self, timestamp: int, domain: str = "event") -> None:
         """Register a timer of the current key and namespace, in milliseconds. O(log timers).
 
         An existing timer stays as it is. A time that has passed is due at once: the timer fires with the next timers
         that do.
         """
+        self._register(checked_time(timestamp), checked_domain(domain))
 
     @abstractmethod
     def delete(self, timestamp: int, domain: str = "event") -> None:
@@ -228,25 +236,10 @@ class Timers(ABC):
         times = timestamp_column(timestamps)
         spaces = None if namespaces is None else namespace_column(namespaces)
         check_lengths(column, times, *(() if spaces is None else (spaces.numbers,)))
+        change = partial(self.register if registers else self.delete, domain=domain)
+        names = None if spaces is None else [spaces.distinct[number] for number in spaces.numbers.tolist()]
         with backend._vectorised_call(column.canonical):
-            self._change_columns(column, times, spaces, domain, registers)
-
-    def _change_columns(
-        self,
-        keys: Keys,
-        timestamps: NDArray[np.int64],
-        namespaces: NamespaceColumn | None,
-        domain: str,
-        registers: bool,
-    ) -> None:
-        """Register or delete timers; a backend that knows better overrides it."""
-        backend, change = self._backend, self.register if registers else self.delete
-        numbers = None if namespaces is None else namespaces.numbers.tolist()
-        for at, (key, timestamp) in enumerate(zip(keys, timestamps.tolist(), strict=True)):
-            backend.set_current_key(key)
-            if namespaces is not None and numbers is not None:
-                backend._namespace = namespaces.distinct[numbers[at]]
-            change(timestamp, domain)
+            backend._call_each(list(column), names, None, change, [times.tolist()], None)
 
     def take_due(self, now: int, domain: str = "event", *, most: int | None = None) -> DueTimers:
         """Take the timers that are due at ``now``, or the first ``most`` of them, as columns. O(log timers) each.
@@ -265,12 +258,10 @@ class Timers(ABC):
         limit = 2**62 if most is None else checked_time(most)
         checked_domain(domain)
         with backend._undone_on_error():
-            taken = self._take_columns(checked_time(now), domain, limit)
-        keys = key_encoder(backend.key_type).decode_many(taken.keys)
-        return DueTimers(keys, pa.array(taken.timestamps), taken.namespaces.shown())
+            return self._take_columns(checked_time(now), domain, limit)
 
-    def _take_columns(self, now: int, domain: str, most: int) -> TimerColumns:
-        """What `take_due` takes; a backend that knows better overrides it."""
+    def _take_columns(self, now: int, domain: str, most: int) -> DueTimers:
+        """Do what `take_due` does; a backend that has columns overrides it."""
         backend = self._backend
         keys: list[Any] = []
         namespaces: list[bytes] = []
@@ -286,15 +277,14 @@ class Timers(ABC):
                 namespaces.append(backend._namespace)
         finally:
             firing.close()  # type: ignore[attr-defined]
-        canonical = (
-            np.array(keys, dtype=np.int64)
-            if key_encoder(backend.key_type).kind == "int"
-            else runs_of_list(keys)
-        )
+        encoder = key_encoder(backend.key_type)
         numbers: dict[bytes, int] = {}
         rows = [numbers.setdefault(each, len(numbers)) for each in namespaces]
-        column = NamespaceColumn(np.array(rows, dtype=np.int64), list(numbers))
-        return TimerColumns(canonical, np.array(times, dtype=np.int64), column)
+        return DueTimers(
+            encoder.decode_many(canonical_batch(keys, encoder.kind)),
+            pa.array(times, pa.int64()),
+            NamespaceColumn(np.array(rows, dtype=np.int64), list(numbers)).shown(),
+        )
 
     @abstractmethod
     def next_due(self, domain: str = "event") -> int | None:

@@ -23,7 +23,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statebackend.errors import SerializationError, UsageError
-from statebackend.keys import KeyEncoder, key_encoder, namespace_column, time_column
+from statebackend.keys import (
+    KeyEncoder,
+    canonical_batch,
+    canonical_list,
+    key_encoder,
+    namespace_column,
+    time_column,
+)
 from statebackend.state.value_columns import check_lengths, check_values, to_arrow, to_values
 from statebackend.types import ListType, Type
 
@@ -41,16 +48,9 @@ class Keys:
 
     def __init__(self, column: Any, encoder: KeyEncoder) -> None:
         self._encoder = encoder
-        #: Their canonical forms, as a column.
+        #: Their canonical forms, as a column, and one by one.
         self.encoded: Any = encoder.encode_many(column)
-        #: And one by one, in order.
-        self.canonical: list[Any]
-        if encoder.kind == "int":
-            self.canonical = self.encoded.tolist()
-        else:
-            offsets, data = self.encoded
-            raw, ends = data.tobytes(), offsets.tolist()
-            self.canonical = [raw[a:b] for a, b in itertools.pairwise(ends)]
+        self.canonical = canonical_list(self.encoded)
 
     def __len__(self) -> int:
         return len(self.canonical)
@@ -61,11 +61,7 @@ class Keys:
     def taken(self, rows: list[int]) -> pa.Array:
         """The keys of some rows, by their numbers."""
         keys = [self.canonical[row] for row in rows]
-        if self._encoder.kind == "int":
-            return self._encoder.decode_many(np.array(keys, dtype=np.int64))
-        offsets = np.zeros(len(keys) + 1, dtype=np.int64)
-        np.cumsum([len(run) for run in keys], out=offsets[1:])
-        return self._encoder.decode_many((offsets, np.frombuffer(b"".join(keys), dtype=np.uint8)))
+        return self._encoder.decode_many(canonical_batch(keys, self._encoder.kind))
 
 
 def times_of_rows(state: KeyedState, times: Any) -> NDArray[np.int64] | None:

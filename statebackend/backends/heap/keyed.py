@@ -30,7 +30,7 @@ from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import CheckpointedKeyedBackend, ExpiredAt
 from statebackend.checkpoint.keyed.restored_states import RestoredState
 from statebackend.columns.codec_choice import key_codec
-from statebackend.keys import VOID, TimeWindow, encode_namespace, runs_of_list
+from statebackend.keys import VOID, TimeWindow, canonical_batch, encode_namespace
 from statebackend.state import StateDescriptor, checked_budget, clocks
 
 
@@ -101,10 +101,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
 
     def _check_groups(self, canonical_keys: Sequence[Any]) -> None:
         if canonical_keys:
-            is_int = self.codec.is_int
-            self.check_groups_of(
-                np.array(canonical_keys, dtype=np.int64) if is_int else runs_of_list(list(canonical_keys))
-            )
+            self.check_groups_of(canonical_batch(canonical_keys, self._encoder.kind))
 
     def check_groups_of(self, canonical: Any) -> None:
         """Raise if a key of a column, an array or (offsets, data), belongs to a key group that is not served."""

@@ -36,12 +36,12 @@ from statebackend.backends.heap.states import make_handle, table_shape
 from statebackend.checkpoint.format import GroupedBatch, Op
 from statebackend.checkpoint.keyed.rows import phases
 from statebackend.columns.codec_choice import value_codec
-from statebackend.columns.nested_columns import encoded_keys
+from statebackend.columns.nested_columns import decoded_keys, encoded_keys
 from statebackend.columns.stored_columns import Array
 from statebackend.keys import NamespaceColumn, canonical_list, count_of, namespace_column
 from statebackend.state import (
     DOMAINS,
-    TimerColumns,
+    DueTimers,
     TimerRow,
     Timers,
     check_lengths,
@@ -200,7 +200,7 @@ class HeapTimers(TimerIndex, Timers):
             for timestamp in self.pending(domain):
                 self.delete(timestamp, domain)
 
-    def _take_columns(self, now: int, domain: str, most: int) -> TimerColumns:
+    def _take_columns(self, now: int, domain: str, most: int) -> DueTimers:
         backend, handle = self._backend, self._made(domain)
         if handle is None:
             return super()._take_columns(now, domain, most)
@@ -210,7 +210,9 @@ class HeapTimers(TimerIndex, Timers):
         finally:
             if not backend._closed:
                 backend._restore_key(saved)
-        return TimerColumns(keys, times, NamespaceColumn(numbers, names))
+        return DueTimers(
+            decoded_keys(backend._encoder, keys), pa.array(times), NamespaceColumn(numbers, names).shown()
+        )
 
     def _handles(self) -> dict[str, TimerHandle]:
         """What holds the timers, by domain; only of domains that have had a timer."""

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from statebackend.backends.reference.table import NestedTable
@@ -27,9 +27,6 @@ class ReferenceTimers(Timers):
         super().__init__(backend)
         self._tables = {domain: NestedTable(backend.journal) for domain in DOMAINS}
         self._fired = 0
-
-    def register(self, timestamp: int, domain: str = "event") -> None:
-        self._register(checked_time(timestamp), checked_domain(domain))
 
     def _register(self, timestamp: int, domain: str) -> None:
         at, table = self._backend.place(), self._tables[domain]
@@ -51,22 +48,7 @@ class ReferenceTimers(Timers):
         """The table of each domain; it stores frozensets of times."""
         return self._tables
 
-    def _firing(self, now: int, domain: str) -> Iterator[int]:
-        backend = self._backend
-        backend._check_open()
-        saved = backend._save_key()
-        try:
-            while True:
-                timestamp = self._take_due(now, domain)
-                if timestamp is None:
-                    return
-                yield timestamp
-        finally:
-            if not backend._closed:
-                backend._restore_key(saved)
-
     def _take_due(self, now: int, domain: str) -> int | None:
-        """Remove the first timer that is due and make its key and namespace current; return its time, or None."""
         first = min(
             (
                 (timestamp, at.key, at.namespace)

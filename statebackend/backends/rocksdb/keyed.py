@@ -52,7 +52,7 @@ from statebackend.checkpoint.keyed.restored_states import RestoredState
 from statebackend.checkpoint.keyed.snapshot_log import Taken
 from statebackend.columns.codec_choice import key_codec
 from statebackend.errors import KeyGroupError
-from statebackend.keys import VOID, KeyGroupRange, TimeWindow, encode_namespace, runs_of_list
+from statebackend.keys import VOID, KeyGroupRange, TimeWindow, canonical_batch, encode_namespace
 from statebackend.state import (
     NO_TIME,
     StateDescriptor,
@@ -168,12 +168,8 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
         return groups
 
     def _check_groups(self, canonical_keys: Sequence[Any]) -> None:
-        if not canonical_keys:
-            return
-        if self.has_int_keys:
-            self.groups_of(np.array(canonical_keys, dtype=np.int64))
-        else:
-            self.groups_of(runs_of_list(list(canonical_keys)))
+        if canonical_keys:
+            self.groups_of(canonical_batch(canonical_keys, self._encoder.kind))
 
     # --- for handles and timers ---
 

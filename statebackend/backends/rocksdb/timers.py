@@ -26,7 +26,7 @@ Loads timers of a checkpoint into the two column families of a domain, by whole 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -193,9 +193,6 @@ class RocksDbTimers(Timers):
         place = composite_key(group, key, namespace)
         return group, place, place[_GROUP:]
 
-    def register(self, timestamp: int, domain: str = "event") -> None:
-        self._register(checked_time(timestamp), checked_domain(domain))
-
     def _register(self, timestamp: int, domain: str) -> None:
         group, place, behind = self._place()
         queue, time = self._queue(domain), map_key_suffix(timestamp)
@@ -239,22 +236,7 @@ class RocksDbTimers(Timers):
         queue.floor = rows[0][0]
         return rows[0]
 
-    def _firing(self, now: int, domain: str) -> Iterator[int]:
-        backend = self._backend
-        backend._check_open()
-        saved = backend._save_key()
-        try:
-            while True:
-                timestamp = self._take_due(now, domain)
-                if timestamp is None:
-                    return
-                yield timestamp
-        finally:
-            if not backend._closed:
-                backend._restore_key(saved)
-
     def _take_due(self, now: int, domain: str) -> int | None:
-        """Remove the first timer if it is due, and make its key and namespace current; return its time, or None."""
         self._backend._check_open()
         queue = self._queues.get(domain)
         first = None if queue is None else self._first(queue)
