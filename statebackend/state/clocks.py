@@ -12,6 +12,7 @@ still until it is told.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import time
 from typing import Any, Protocol, runtime_checkable
@@ -37,6 +38,7 @@ class Clock(Protocol):
         """
 
 
+@dataclasses.dataclass(frozen=True)
 class SystemClock:
     """Processing time: the machine's clock, in milliseconds since 1970-01-01 UTC.
 
@@ -53,15 +55,6 @@ class SystemClock:
         True
         """
         return time.time_ns() // 1_000_000
-
-    def __repr__(self) -> str:
-        return "SystemClock()"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SystemClock)
-
-    def __hash__(self) -> int:
-        return hash(SystemClock)
 
 
 def checked_clock(clock: Any) -> Clock:

@@ -16,6 +16,7 @@ True
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import enum
 import operator
@@ -125,6 +126,7 @@ for _enum in (_UpdateType, _StateVisibility, _TtlTimeCharacteristic):
     _enum.__qualname__ = f"StateTtlConfig.{_enum.__name__}"
 
 
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
 class StateTtlConfig:
     """The lifetime of state; immutable, comparable, picklable. The constructor checks everything.
 
@@ -150,18 +152,6 @@ class StateTtlConfig:
     #: No expiry at all: the setting of a descriptor before `enable_time_to_live`.
     DISABLED: ClassVar[StateTtlConfig]
 
-    __slots__ = (
-        "cleanup_full_snapshot",
-        "cleanup_idle",
-        "cleanup_in_background",
-        "cleanup_in_rocksdb_compact_filter",
-        "cleanup_incrementally",
-        "legacy_timestamp",
-        "state_visibility",
-        "ttl",
-        "ttl_time_characteristic",
-        "update_type",
-    )
     #: Milliseconds.
     ttl: int
     update_type: _UpdateType
@@ -206,12 +196,6 @@ class StateTtlConfig:
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a StateTtlConfig is immutable; build another one")
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError("a StateTtlConfig is immutable; build another one")
 
     @staticmethod
     def new_builder(ttl: datetime.timedelta | int) -> Builder:
@@ -286,27 +270,11 @@ class StateTtlConfig:
         default = DEFAULT_ROCKSDB_CLEANUP if self.cleanup_in_background else None
         return self.cleanup_in_rocksdb_compact_filter or default
 
-    def _values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in self.__slots__)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, StateTtlConfig) and self._values() == other._values()
-
-    def __hash__(self) -> int:
-        return hash(self._values())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, ({name: getattr(self, name) for name in self.__slots__},)
-
     def __repr__(self) -> str:
         shown = [f"{self.ttl}"]
         for name in ("update_type", "state_visibility", "ttl_time_characteristic"):
             shown.append(f"{name}={getattr(self, name).name}")
         return f"StateTtlConfig({', '.join(shown)})"
-
-
-def _rebuild(values: dict[str, Any]) -> StateTtlConfig:
-    return StateTtlConfig(values.pop("ttl"), **values)
 
 
 class Builder:
