@@ -12,7 +12,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from statebackend.errors import BackendUnavailableError, UsageError
-from statebackend.keys import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.state import StateBackend
 
@@ -58,15 +57,7 @@ class HeapBackend(StateBackend):
             )
         return None
 
-    def create_keyed_backend(
-        self,
-        key_type: Any,
-        *,
-        max_parallelism: int = 128,
-        key_group_range: KeyGroupRange | None = None,
-        clock: Any = None,
-        restore: Any = (),
-    ) -> HeapKeyedBackend:
+    def create_keyed_backend(self, key_type: Any, **options: Any) -> HeapKeyedBackend:
         reason = self.unavailable_reason()
         if reason is not None:
             raise BackendUnavailableError(f"backend 'heap' cannot be used here: {reason}")
@@ -74,13 +65,10 @@ class HeapBackend(StateBackend):
 
         return HeapKeyedBackend(
             key_type,
-            max_parallelism=max_parallelism,
-            key_group_range=key_group_range,
-            clock=clock,
-            restore=restore,
             max_bytes=self.max_bytes,
             check_mutations=self.check_mutations,
             threads=self.threads,
+            **options,
         )
 
     def create_operator_backend(

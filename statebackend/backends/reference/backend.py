@@ -31,7 +31,6 @@ from statebackend.backends.reference.table import Journal, Place
 from statebackend.backends.reference.timer_sets import ReferenceTimers
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import CheckpointedKeyedBackend, ExpiredAt
-from statebackend.keys import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.state import StateBackend, StateDescriptor, checked_budget
 
@@ -55,22 +54,8 @@ class ReferenceBackend(StateBackend):
 
     name = "reference"
 
-    def create_keyed_backend(
-        self,
-        key_type: Any,
-        *,
-        max_parallelism: int = 128,
-        key_group_range: KeyGroupRange | None = None,
-        clock: Any = None,
-        restore: Any = (),
-    ) -> ReferenceKeyedBackend:
-        return ReferenceKeyedBackend(
-            key_type,
-            max_parallelism=max_parallelism,
-            key_group_range=key_group_range,
-            clock=clock,
-            restore=restore,
-        )
+    def create_keyed_backend(self, key_type: Any, **options: Any) -> ReferenceKeyedBackend:
+        return ReferenceKeyedBackend(key_type, **options)
 
     def create_operator_backend(
         self, *, subtask_index: int = 0, parallelism: int = 1, restore: Any = ()

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from statebackend.backends.rocksdb.location import find_library
 from statebackend.backends.rocksdb.settings import Settings
 from statebackend.errors import BackendUnavailableError, StateBackendError
-from statebackend.keys import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.state import StateBackend
 
@@ -70,26 +69,11 @@ class RocksDbBackend(StateBackend):
     def native_library(cls) -> dict[str, str | None] | None:
         return _find()
 
-    def create_keyed_backend(
-        self,
-        key_type: Any,
-        *,
-        max_parallelism: int = 128,
-        key_group_range: KeyGroupRange | None = None,
-        clock: Any = None,
-        restore: Any = (),
-    ) -> RocksDbKeyedBackend:
+    def create_keyed_backend(self, key_type: Any, **options: Any) -> RocksDbKeyedBackend:
         load_library()
         from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
-        return RocksDbKeyedBackend(
-            key_type,
-            settings=self.settings,
-            max_parallelism=max_parallelism,
-            key_group_range=key_group_range,
-            clock=clock,
-            restore=restore,
-        )
+        return RocksDbKeyedBackend(key_type, settings=self.settings, **options)
 
     def create_operator_backend(
         self, *, subtask_index: int = 0, parallelism: int = 1, restore: Any = ()
