@@ -18,8 +18,7 @@ from keyed_stores import KEY_TYPES, create, open_store
 from keyed_story import DESCRIPTORS, Story, contents
 
 import statebackend as sb
-from statebackend.backends.heap import snapshots as heap_snapshots
-from statebackend.checkpoint.keyed import chain, merged_rows
+from statebackend.checkpoint.keyed import chain, compiled_backend, merged_rows
 from statebackend.checkpoint.keyed import snapshot_log as writing
 from statebackend.keys import VOID
 
@@ -479,7 +478,7 @@ def test_files_that_changed_places_are_found(tmp_path: Path) -> None:
 def test_changes_that_no_delta_will_be_written_of_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heap_snapshots, "MOST_CHANGES", 1000)
+    monkeypatch.setattr(compiled_backend, "MOST_CHANGES", 1000)
     with create("heap", int) as keyed, open_store(tmp_path, int) as store:
         count = keyed.get_state(sb.ValueStateDescriptor("count", int))
         count.update_many(range(100), range(100))
@@ -499,8 +498,8 @@ def test_batches_are_bounded_whatever_is_long_and_restore_to_memory(
 ) -> None:
     """Of a base and of changes. Keys that stand in the row of each entry, and elements of lists, count like values."""
     limit = 1 << 16
-    monkeypatch.setattr(heap_snapshots, "BATCH_BYTES", limit)
-    monkeypatch.setattr(heap_snapshots, "BATCH_ROWS", 64)
+    monkeypatch.setattr(compiled_backend, "BATCH_BYTES", limit)
+    monkeypatch.setattr(compiled_backend, "BATCH_ROWS", 64)
     long_text = "x" * 5000
 
     def check(source: Any) -> None:
@@ -541,7 +540,7 @@ def test_objects_count_by_what_they_are_when_serialised(
 ) -> None:
     """A few large ones among many small ones; whether they lie in one namespace or in several."""
     limit = 1 << 18
-    monkeypatch.setattr(heap_snapshots, "BATCH_BYTES", limit)
+    monkeypatch.setattr(compiled_backend, "BATCH_BYTES", limit)
     asked: dict[str, Any] = {
         "value": lambda: sb.ValueStateDescriptor("value", sb.types.PICKLE),
         "list": lambda: sb.ListStateDescriptor("list", sb.types.PICKLE),

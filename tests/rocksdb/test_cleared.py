@@ -14,9 +14,8 @@ import pytest
 from all_backends import BACKENDS
 
 import statebackend as sb
-from statebackend.backends.rocksdb import snapshots
 from statebackend.checkpoint.format import Op, read_data_file
-from statebackend.checkpoint.keyed import chain
+from statebackend.checkpoint.keyed import chain, compiled_backend
 from statebackend.keys import KeyGroupRange
 from statebackend.state import StateTtlConfig
 from statebackend.testing import ManualClock
@@ -344,7 +343,7 @@ def test_where_compactions_drop_nothing_a_delta_has_what_was_found(running: Any,
 
 
 def test_clears_of_many_rows_are_written_in_pieces(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "BATCH_ROWS", 3)
+    monkeypatch.setattr(compiled_backend, "BATCH_ROWS", 3)
     run = running()
     run.fill(60)
     run.take("base")

@@ -8,17 +8,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from statebackend._core.handles.key_context import KeyContext
-from statebackend._core.handles.row_loop import Iteration, call_each, clear_key_in
+from statebackend._core.handles.row_loop import Iteration, clear_key_in
 from statebackend._core.snapshots.changes import count_changes
 from statebackend._core.tables.state_core import StateCore
+from statebackend.backends.compiled import CompiledKeyedBackend
 from statebackend.backends.heap.load_rows import load, unload
 from statebackend.backends.heap.mutations import MutationWatcher
 from statebackend.backends.heap.snapshots import HeapChanges, HeapPoints, HeapView
@@ -27,10 +27,8 @@ from statebackend.backends.heap.states import make_state
 from statebackend.backends.heap.timers import HeapTimers, WrittenTimers
 from statebackend.checkpoint import CheckpointStore, DataWriter, PendingSnapshot
 from statebackend.checkpoint.format import Op
-from statebackend.checkpoint.keyed import CheckpointedKeyedBackend, ExpiredAt
+from statebackend.checkpoint.keyed import ExpiredAt
 from statebackend.checkpoint.keyed.restored_states import RestoredState
-from statebackend.columns.codec_choice import key_codec
-from statebackend.keys import VOID, TimeWindow, canonical_batch, encode_namespace
 from statebackend.state import StateDescriptor, checked_budget, clocks
 
 
@@ -47,7 +45,7 @@ def default_threads() -> int:
     return os.cpu_count() or 1
 
 
-class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
+class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
     """Keyed state in the compiled core.
 
     >>> from statebackend.backends.heap import HeapBackend
@@ -66,7 +64,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         threads: int | None = None,
         **options: Any,
     ) -> None:
-        CheckpointedKeyedBackend.__init__(self, key_type, **options)
+        CompiledKeyedBackend.__init__(self, key_type, **options)
         #: Threads of vectorised calls.
         self.threads = default_threads() if threads is None else threads
         #: Finds objects that were changed in place; set with ``check_mutations``.
@@ -80,40 +78,13 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         #: The place of a state in that list, by its journals.
         self._written_by: dict[int, int] = {}
         self._written_made_of = (0, 0)
-        self._open(
-            StateCore(max_bytes=max_bytes),
-            key_codec(self._encoder.declared_type),
-            self._max_parallelism,
-            self._key_group_range.start,
-            self._key_group_range.end,
-            self._clock,
-            clocks.read,
-            type(self._clock) is clocks.SystemClock,  # a subclass may tell another time
-            encode_namespace,
-            frozenset({type(VOID), TimeWindow, int, str, bytes}),
-        )
+        self._open_context(StateCore(max_bytes=max_bytes))
         self._timers = HeapTimers(self)
         self._restore()
 
     def free_threads(self) -> int:
         """The threads that are left for a vectorised call: one that writes has a core, too, and both go faster so."""
         return max(1, self.threads - self._threads.at_work())
-
-    def _check_groups(self, canonical_keys: Sequence[Any]) -> None:
-        if canonical_keys:
-            self.check_groups_of(canonical_batch(canonical_keys, self._encoder.kind))
-
-    def check_groups_of(self, canonical: Any) -> None:
-        """Raise if a key of a column, an array or (offsets, data), belongs to a key group that is not served."""
-        own, plan = self._key_group_range, self.codec.plan
-        if self.codec.is_int:
-            groups = plan.key_groups_of_ints(canonical, self._max_parallelism)
-        else:
-            offsets, data = canonical
-            groups = plan.key_groups_of_bytes(offsets, data, self._max_parallelism)
-        foreign = np.flatnonzero((groups < own.start) | (groups > own.end))
-        if len(foreign):
-            self.refuse_group(int(groups[foreign[0]]))
 
     # --- states ---
 
@@ -216,25 +187,13 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
 
         O(what has expired): an index finds it.
         """
-        self._check_open()
-        budget = checked_budget(budget)
-        self._log.drop_outgrown_point()
-        done = 0
-        saved = self._save_key()
-        self._now = self._work_time()
-        try:
-            for state in self._states.values():
-                config = state.descriptor.ttl_config
-                if config is not None and config.cleanup_idle:
-                    done += state._expire(budget - done)
-        finally:
-            self._restore_key(saved)
-        self.core.advance(budget - done)
+        done = super().advance(budget)
+        self.core.advance(checked_budget(budget) - done)
         return done
 
-    def _call_each(self, *arguments: Any) -> list[Any]:
-        results: list[Any] = call_each(self, *arguments)
-        return results
+    def _clean_idle(self, state: Any, budget: int) -> int:
+        expired: int = state._expire(budget)
+        return expired
 
     def _open_iteration(self, steps: Any) -> Iterator[Any]:
         iteration: Iterator[Any] = Iteration(self._check_call, steps)

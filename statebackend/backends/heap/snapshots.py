@@ -19,26 +19,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from statebackend.backends import compiled
+from statebackend.backends.compiled import CompiledPoints, cuts, group_ranges
 from statebackend.backends.heap.state_rows import Copied, Part, WrittenState
 from statebackend.checkpoint.format import GroupedBatch, Section
 from statebackend.checkpoint.keyed import ExpiredAt, RowSource
-from statebackend.checkpoint.keyed.chain import Point, Points
+from statebackend.checkpoint.keyed.chain import Point
 from statebackend.checkpoint.keyed.rows import grouped
 from statebackend.columns.stored_columns import Array
 
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
 
-#: One batch holds at most this many rows, and this many bytes in columns of varying width.
-BATCH_ROWS = 65_536
-BATCH_BYTES = 64 << 20
 
-
-#: Up to so many changes since a checkpoint are kept in the journal, however small the state is.
-MOST_CHANGES = 1_000_000
-
-
-class HeapPoints(Points):
+class HeapPoints(CompiledPoints):
     """Marks of the core: the journal since the oldest says what has changed."""
 
     def __init__(self, backend: HeapKeyedBackend) -> None:
@@ -60,10 +54,6 @@ class HeapPoints(Points):
     def row_counts(self) -> Iterator[int]:
         tables = (state.tables for state in self._backend._written_states())
         return map(len, itertools.chain.from_iterable(tables))
-
-    def is_outgrown(self, point: Point) -> bool:
-        changes = self._core.changes_since(point) if point.is_open else 0
-        return changes > MOST_CHANGES and not self.holds((changes + 1) // 2)
 
 
 class HeapView(RowSource):
@@ -89,7 +79,7 @@ class HeapView(RowSource):
     def _batches(self, state: WrittenState) -> Iterator[GroupedBatch]:
         left_out = state.left_out(self._expired_at, self.expired)
         sizes = sum(map(self._view.group_sizes, state.tables))
-        for first, last in _ranges(sizes, state.first_group):
+        for first, last in group_ranges(sizes, state.first_group):
             yield from _batched(state.parts_of(self._view, first, last, left_out))
 
     def release(self) -> None:
@@ -119,7 +109,7 @@ class HeapChanges(RowSource):
 
     def _batches(self, state: WrittenState, parts: list[Copied]) -> Iterator[GroupedBatch]:
         sizes = np.bincount(np.concatenate([part.groups for part in parts]) - state.first_group)
-        for first, last in _ranges(sizes, state.first_group):
+        for first, last in group_ranges(sizes, state.first_group):
             yield from _batched([part.take(_rows_of(part, first, last)) for part in parts])
 
     def release(self) -> None:
@@ -135,14 +125,14 @@ def _batched(parts: Sequence[Part | Copied]) -> Iterator[GroupedBatch]:
         return
     for group in np.unique(np.concatenate([part.groups for part in parts])):
         for part in parts:
-            for piece, _ in _pieces(part.take(_rows_of(part, group, group)), BATCH_BYTES):
+            for piece, _ in _pieces(part.take(_rows_of(part, group, group)), compiled.BATCH_BYTES):
                 yield from _not_empty([piece.rows()])
 
 
 def _whole(parts: Sequence[Part | Copied]) -> list[Copied] | None:
     """All rows of each part; None if they are too many for one batch."""
     found = []
-    left = 2 * BATCH_BYTES
+    left = 2 * compiled.BATCH_BYTES
     for part in parts:
         piece, size = next(_pieces(part, max(left, 1)))
         left -= size
@@ -164,25 +154,11 @@ def _not_empty(parts: list[tuple[pa.RecordBatch, Array]]) -> Iterator[GroupedBat
         yield grouped(left)
 
 
-def _ranges(sizes: Array, first_group: int) -> Iterator[tuple[int, int]]:
-    """Ranges of key groups that each hold about a batch of rows; empty key groups at both ends are left out."""
-    filled = sizes.nonzero()[0]
-    if not len(filled):
-        return
-    if sizes.sum() <= BATCH_ROWS:
-        yield first_group + int(filled[0]), first_group + int(filled[-1])
-        return
-    number = (np.cumsum(sizes[filled]) - 1) // BATCH_ROWS
-    starts = np.flatnonzero(np.diff(number, prepend=-1))
-    for of_range in np.split(filled, starts[1:]):
-        yield first_group + int(of_range[0]), first_group + int(of_range[-1])
-
-
 def _pieces(part: Part | Copied, limit: int) -> Iterator[tuple[Copied, int]]:
     """The rows in pieces of at most about ``limit`` bytes, each with its weight."""
     if not len(part):
         return
-    sizes = part.weights() + BATCH_BYTES // BATCH_ROWS
+    sizes = part.weights() + compiled.BATCH_BYTES // compiled.BATCH_ROWS
     if part.has_objects:
         yield from part.copied().serialised(sizes, limit)
         return
@@ -190,7 +166,5 @@ def _pieces(part: Part | Copied, limit: int) -> Iterator[tuple[Copied, int]]:
     if whole <= limit:
         yield part.copied(), whole
         return
-    ends = np.cumsum(sizes)
-    starts = np.flatnonzero(np.diff((ends - 1) // limit, prepend=-1)).tolist()
-    for start, end in zip(starts, [*starts[1:], len(part)], strict=True):
+    for start, end in itertools.pairwise([*cuts(sizes, limit), len(part)]):
         yield part.take(slice(start, end)).copied(), int(sizes[start:end].sum())

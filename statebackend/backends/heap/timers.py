@@ -141,7 +141,7 @@ class HeapTimers(TimerIndex, Timers):
         times = timestamp_column(timestamps)
         spaces = None if namespaces is None else namespace_column(namespaces)
         check_lengths(range(count_of(canonical)), times, *(() if spaces is None else (spaces.numbers,)))
-        backend.check_groups_of(canonical)
+        backend.groups_of(canonical)
         handle = self._made(domain, registers)
         if handle is None:
             return
@@ -178,7 +178,7 @@ class HeapTimers(TimerIndex, Timers):
     def _apply(self, domain: str, rows: pa.RecordBatch, *, registers: bool) -> None:
         backend = self._backend
         canonical = encoded_keys(backend._encoder, rows["key"])
-        backend.check_groups_of(canonical)
+        backend.groups_of(canonical)
         handle = self._made(domain, True)
         assert handle is not None
         numbers, names = None, []

@@ -121,7 +121,7 @@ class HeapColumns(ColumnsState):
             if not in_void.any():
                 yield [Part(call.keys, numbers, call.times, True, None)]
                 return
-            self.backend.check_groups_of(call.keys)
+            self.backend.groups_of(call.keys)
             whole = Part(call.keys, numbers, call.times, True, None)
             parts = []
             for rows, is_spaced in ((np.flatnonzero(in_void), False), (np.flatnonzero(~in_void), True)):

@@ -9,20 +9,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
-from statebackend._core.handles.row_loop import call_each
 from statebackend._core.rocksdb.callbacks import CommittedClock, ExpiryRules
 from statebackend._core.rocksdb.composite_keys import composite_key, parts_of, place_of
 from statebackend._core.rocksdb.current_key import CurrentKey
 from statebackend._core.rocksdb.noted_keys import CLEARED, NOT_NOTED
 from statebackend._core.rocksdb.ordered_reads import read_many
 from statebackend._core.rocksdb.store import Store, Table
+from statebackend.backends.compiled import CompiledKeyedBackend
 from statebackend.backends.rocksdb.changes import Changes, Segment
 from statebackend.backends.rocksdb.figures import figures_of_database, figures_of_state
 from statebackend.backends.rocksdb.lists import RocksDbListState
@@ -46,18 +45,15 @@ from statebackend.backends.rocksdb.vectorised import chosen_rows
 from statebackend.backends.rocksdb.written_states import WrittenState
 from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, PendingSnapshot, StateSnapshot
 from statebackend.checkpoint.format import Op
-from statebackend.checkpoint.keyed import CheckpointedKeyedBackend, ExpiredAt
+from statebackend.checkpoint.keyed import ExpiredAt
 from statebackend.checkpoint.keyed.native_files import NativeRows, has_native
 from statebackend.checkpoint.keyed.restored_states import RestoredState
 from statebackend.checkpoint.keyed.snapshot_log import Taken
-from statebackend.columns.codec_choice import key_codec
-from statebackend.errors import KeyGroupError
-from statebackend.keys import VOID, KeyGroupRange, TimeWindow, canonical_batch, encode_namespace
+from statebackend.keys import KeyGroupRange
 from statebackend.state import (
     NO_TIME,
     StateDescriptor,
     StateTtlConfig,
-    checked_budget,
     clocks,
     expired,
     timer_state,
@@ -101,7 +97,7 @@ class _Place(NamedTuple):
     namespace: bytes
 
 
-class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
+class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
     """Keyed state in a database of its own.
 
     >>> from statebackend.backends.rocksdb import RocksDbBackend
@@ -113,25 +109,14 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
     _states: dict[str, Any]
 
     def __init__(self, key_type: Any, *, settings: Settings, **options: Any) -> None:
-        CheckpointedKeyedBackend.__init__(self, key_type, **options)
+        CompiledKeyedBackend.__init__(self, key_type, **options)
         #: True if keys are integers in canonical form.
         self.has_int_keys = self._encoder.kind == "int"
         self._settings = settings
         adopted = self._snapshot_to_adopt()
         self.scratch = Scratch(settings, adopted)
         try:
-            self._open(
-                Store(self.scratch.database, self._refuse),
-                key_codec(self._encoder.declared_type),
-                self._max_parallelism,
-                self._key_group_range.start,
-                self._key_group_range.end,
-                self._clock,
-                clocks.read,
-                type(self._clock) is clocks.SystemClock,  # a subclass may tell another time
-                encode_namespace,
-                frozenset({type(VOID), TimeWindow, int, str, bytes}),
-            )
+            self._open_context(Store(self.scratch.database, self._refuse))
             self.changes = Changes(self.store.set_changes)
             #: What has changed since the batch was begun, while there is a mark.
             self.batch_segment: Segment | None = None
@@ -148,29 +133,6 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
             self._drop_all()
             raise
 
-    # --- key groups ---
-
-    def groups_of(self, canonical: Any) -> np.ndarray[Any, np.dtype[np.uint16]]:
-        """The key groups of a column of keys; raises if one is not served here."""
-        if isinstance(canonical, tuple):
-            offsets, data = canonical
-            groups = self.codec.plan.key_groups_of_bytes(offsets, data, self._max_parallelism)
-        else:
-            groups = self.codec.plan.key_groups_of_ints(canonical, self._max_parallelism)
-        own = self._key_group_range
-        foreign = np.flatnonzero((groups < own.start) | (groups > own.end))
-        if len(foreign):
-            raise KeyGroupError(
-                "a key belongs to a key group that this backend does not serve",
-                detail=f"key group {groups[foreign[0]]}, served are {own.start} to {own.end}",
-                hint="send it to the instance that operator_index_for(...) names",
-            )
-        return groups
-
-    def _check_groups(self, canonical_keys: Sequence[Any]) -> None:
-        if canonical_keys:
-            self.groups_of(canonical_batch(canonical_keys, self._encoder.kind))
-
     # --- for handles and timers ---
 
     @property
@@ -181,10 +143,6 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
     def check_open(self) -> None:
         """Raise `ClosedError` if it is closed."""
         self._check_open()
-
-    def _call_each(self, *arguments: Any) -> list[Any]:
-        results: list[Any] = call_each(self, *arguments)
-        return results
 
     def begin_call(self) -> None:
         """Ask a given clock for the time of the call that begins; the machine's is asked when it is needed."""
@@ -398,28 +356,7 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
             by_event.now = self.event_cleaned_now
         return True
 
-    def advance(self, budget: int = 1000) -> int:
-        """Remove what has expired from states with ``cleanup_idle``: up to ``budget`` values, map entries and lists.
-
-        Looks at a number of rows that the budget bounds, and goes on from there the next time.
-        """
-        self._check_open()
-        budget = checked_budget(budget)
-        self._log.drop_outgrown_point()
-        saved = self._save_key()
-        self._now = self._work_time()
-        done = 0
-        try:
-            self._let_expire()
-            for state in self._states.values():
-                config = state.descriptor.ttl_config
-                if config is not None and config.cleanup_idle and done < budget:
-                    done += self._clean(state, budget - done)
-        finally:
-            self._restore_key(saved)
-        return done
-
-    def _clean(self, state: Any, budget: int) -> int:
+    def _clean_idle(self, state: Any, budget: int) -> int:
         """Walk on from where the last call has stopped, once around at most."""
         looks = max(_LEAST_LOOKS, _LOOKS * budget)
         now = state.cleaned_at()

@@ -13,12 +13,12 @@ import numpy as np
 
 from statebackend._core.rocksdb.composite_keys import group_prefix
 from statebackend._core.rocksdb.walks import Walk
+from statebackend.backends import compiled
 from statebackend.backends.rocksdb.backend import load_library
 from statebackend.backends.rocksdb.native_families import HeldTable, NativeFamily, stored_state
 from statebackend.backends.rocksdb.native_snapshot import NativeSnapshot
 from statebackend.backends.rocksdb.scratch import Scratch
 from statebackend.backends.rocksdb.settings import Settings
-from statebackend.backends.rocksdb.snapshots import BATCH_BYTES, BATCH_ROWS
 from statebackend.backends.rocksdb.written_states import WrittenState, groups_of
 from statebackend.checkpoint import Checkpoint, StateSnapshot
 from statebackend.checkpoint.format import GroupedBatch
@@ -91,7 +91,7 @@ def rows_of_family(
     with Walk(table.family, None, b"", group_prefix(key_groups.start), fill_cache=False) as walk:
         is_more = True
         while is_more:
-            ends, keys, value_ends, values = walk.read_many(BATCH_ROWS, BATCH_BYTES)
+            ends, keys, value_ends, values = walk.read_many(compiled.BATCH_ROWS, compiled.BATCH_BYTES)
             groups = groups_of((ends, keys))
             own = int(np.searchsorted(groups, key_groups.end, side="right"))
             is_more = 0 < own == len(groups)

@@ -25,27 +25,24 @@ import pyarrow as pa
 from statebackend._core.rocksdb.noted_keys import CLEARED, NotedKeys
 from statebackend._core.rocksdb.sorted_rows import are_below, picked
 from statebackend._core.rocksdb.walks import Walk
+from statebackend.backends import compiled
+from statebackend.backends.compiled import CompiledPoints, cuts, group_ranges
 from statebackend.backends.rocksdb.changes import Segment
 from statebackend.backends.rocksdb.vectorised import chosen_rows
 from statebackend.backends.rocksdb.written_states import Array, Runs, WrittenState, groups_of
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed import ExpiredAt, RowSource
-from statebackend.checkpoint.keyed.chain import Point, Points
+from statebackend.checkpoint.keyed.chain import Point
 from statebackend.checkpoint.keyed.rows import grouped, stamp_count, without_expired
 from statebackend.state import newest_expired
 
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
-#: One batch holds at most this many rows, and about this many bytes.
-BATCH_ROWS = 65_536
-BATCH_BYTES = 64 << 20
 _WITHOUT_VALUES = (Op.CLEAR, Op.REMOVE)
-#: Up to so many changes since a checkpoint are remembered, however small the state is.
-MOST_CHANGES = 1_000_000
 
 
-class RocksDbPoints(Points):
+class RocksDbPoints(CompiledPoints):
     """Points are moments of `Changes`."""
 
     def __init__(self, backend: RocksDbKeyedBackend) -> None:
@@ -65,10 +62,6 @@ class RocksDbPoints(Points):
 
     def row_counts(self) -> Iterator[int]:
         return self._backend.row_counts()
-
-    def is_outgrown(self, point: Point) -> bool:
-        changes = self.changes_since(point) if point.is_valid else 0
-        return changes > MOST_CHANGES and not self.holds((changes + 1) // 2)
 
 
 class _Rows(NamedTuple):
@@ -148,7 +141,7 @@ class _StateView:
             yield rows
 
     def _read(self) -> _Rows:
-        keys, key_data, values, value_data = self._walk.read_many(BATCH_ROWS, BATCH_BYTES)
+        keys, key_data, values, value_data = self._walk.read_many(compiled.BATCH_ROWS, compiled.BATCH_BYTES)
         return _Rows((keys, key_data), (values, value_data))
 
     def close(self) -> None:
@@ -238,20 +231,13 @@ def _changed(state: WrittenState, operations: Sequence[tuple[Op, _Rows]]) -> Ite
     """In each key group, what was cleared, what was removed, what was written, what was appended."""
     known = [(op, rows, groups_of(rows.keys)) for op, rows in operations if len(rows)]
     sizes = np.bincount(np.concatenate([groups for _, _, groups in known]))
-    filled = np.flatnonzero(sizes)
-    number = (np.cumsum(sizes[filled]) - 1) // BATCH_ROWS
-    starts = np.flatnonzero(np.diff(number, prepend=-1))
-    for groups in np.split(filled, starts[1:]):
-        parts = [
-            (op, rows, each)
-            for op, rows, of_rows in known
-            if len(each := _slice(of_rows, int(groups[0]), int(groups[-1])))
-        ]
+    for first, last in group_ranges(sizes, 0):
+        parts = [(op, rows, each) for op, rows, of_rows in known if len(each := _slice(of_rows, first, last))]
         count = sum(len(each) for _, _, each in parts)
-        if count <= 2 * BATCH_ROWS and sum(map(_bytes, parts)) <= 2 * BATCH_BYTES:
+        if count <= 2 * compiled.BATCH_ROWS and sum(map(_bytes, parts)) <= 2 * compiled.BATCH_BYTES:
             yield grouped([_piece(state, op, rows, each) for op, rows, each in parts])
             continue
-        for group in groups.tolist():
+        for group in range(first, last + 1):
             for op, rows, of_rows in known:
                 for piece in _pieces(op, rows, _slice(of_rows, group, group)):
                     yield GroupedBatch.of(*_piece(state, op, rows, piece))
@@ -272,12 +258,10 @@ def _pieces(op: Op, part: _Rows, rows: range) -> Iterator[range]:
     """Some of the rows in pieces of at most about a batch; only single rows are larger."""
     if not rows:
         return
-    sizes = np.diff(part.keys[0][rows.start : rows.stop + 1]) + BATCH_BYTES // BATCH_ROWS
+    sizes = np.diff(part.keys[0][rows.start : rows.stop + 1]) + compiled.BATCH_BYTES // compiled.BATCH_ROWS
     if op not in _WITHOUT_VALUES:
         sizes = sizes + np.diff(part.values[0][rows.start : rows.stop + 1])
-    number = (np.cumsum(sizes) - 1) // BATCH_BYTES
-    starts = [*np.flatnonzero(np.diff(number, prepend=-1)).tolist(), len(rows)]
-    for start, end in itertools.pairwise(starts):
+    for start, end in itertools.pairwise([*cuts(sizes, compiled.BATCH_BYTES), len(rows)]):
         yield rows[start:end]
 
 
