@@ -108,11 +108,7 @@ class CompiledPoints(Points):
 
 
 def cuts(sizes: Array, limit: int) -> list[int]:
-    """The first row of each run of rows, if every run has about ``limit`` bytes, or rows.
-
-    >>> cuts(np.array([3, 3, 3, 9, 1]), 6)
-    [0, 2, 3, 4]
-    """
+    """The first row of each run of rows, if every run has about ``limit`` bytes, or rows."""
     return np.flatnonzero(np.diff((np.cumsum(sizes) - 1) // limit, prepend=-1)).tolist()
 
 

@@ -45,14 +45,7 @@ _OVER_DOUBLES = {"avg": "average", "variance": "moments", "stddev": "moments"}
 
 
 def reduction_plan(reduce: Any) -> AddPlan | None:
-    """The plan of a named reduction; None if Python must run it, or for a user's function.
-
-    >>> from statebackend.state import named_reduction
-    >>> reduction_plan(named_reduction("max", "timestamp")).number
-    'long'
-    >>> reduction_plan(named_reduction("max", "struct<a:int>")) is None
-    True
-    """
+    """The plan of a named reduction; None if Python must run it, or for a user's function."""
     if not isinstance(reduce, Reduction):
         return None
     declared = reduce.type
@@ -66,12 +59,7 @@ def reduction_plan(reduce: Any) -> AddPlan | None:
 
 
 def aggregate_plan(aggregate: Any) -> AddPlan | None:
-    """The plan of a named aggregate; None if Python must run it, or for a user's function.
-
-    >>> from statebackend.state import named_aggregate
-    >>> aggregate_plan(named_aggregate("stddev", "int")).operation
-    'moments'
-    """
+    """The plan of a named aggregate; None if Python must run it, or for a user's function."""
     if not isinstance(aggregate, NamedAggregate):
         return None
     if aggregate.name == "count":
@@ -82,23 +70,14 @@ def aggregate_plan(aggregate: Any) -> AddPlan | None:
 
 
 def _typed(values: Any, plan: AddPlan) -> Any:
-    """Rows of bytes as the numbers of the plan.
-
-    >>> _typed(np.zeros((2, 4), dtype=np.uint8), AddPlan("max", "int"))
-    array([0, 0], dtype=int32)
-    """
+    """Rows of bytes as the numbers of the plan."""
     if plan.number in FIXED_CODES and values.ndim == 2:
         return values.view(_DTYPES[plan.number]).reshape(-1)
     return values
 
 
 def operands(values: Any, declared: Type, plan: AddPlan) -> tuple[int, Column]:
-    """Return the number of values, and what the plan adds for each.
-
-    >>> from statebackend.types import INT
-    >>> operands([1, None], INT, AddPlan("sum", "int"))
-    (2, Column(values=array([1, 1], dtype=int32), nulls=array([False,  True])))
-    """
+    """Return the number of values, and what the plan adds for each."""
     if plan.operation == "count":
         count, nulls = null_column(values, declared)
         return count, Column(None, nulls)
@@ -112,15 +91,7 @@ def operands(values: Any, declared: Type, plan: AddPlan) -> tuple[int, Column]:
 
 
 def results_of(aggregate: NamedAggregate, accumulators: Any, found: Array | None) -> pa.Array:
-    """The results of accumulators in stored form, null where none was found.
-
-    >>> from statebackend.state import named_aggregate
-    >>> from statebackend.types.serializers import serializer_for
-    >>> mean = named_aggregate("avg", "int")
-    >>> stored = np.frombuffer(serializer_for(mean.accumulator_type).serialize((6.0, 4)), dtype=np.uint8)
-    >>> results_of(mean, stored.reshape(1, -1), None).to_pylist()
-    [1.5]
-    """
+    """The results of accumulators in stored form, null where none was found."""
     if aggregate.name not in _OVER_DOUBLES:
         return arrow_column(accumulators, found, aggregate.result_type)
     present = np.ones(len(accumulators), dtype=bool) if found is None else found
@@ -135,22 +106,12 @@ def results_of(aggregate: NamedAggregate, accumulators: Any, found: Array | None
 
 
 def is_decoded(declared: Type | None) -> TypeGuard[Type]:
-    """Whether functions get values of a type decoded from columns, new objects; others are as the caller gave them.
-
-    >>> from statebackend.types import LONG, PICKLE
-    >>> is_decoded(LONG), is_decoded(PICKLE), is_decoded(None)
-    (True, False, False)
-    """
+    """Return True if functions get new objects, decoded from columns; other types come as the caller gave them."""
     return declared is not None and not holds_references(declared)
 
 
 def decoded_values(column: Any, declared: Type) -> list[Any]:
-    """The values of a column as functions get them, checked as a whole; None for a null. O(n).
-
-    >>> from statebackend.types import FLOAT
-    >>> decoded_values([1, None, 0.5], FLOAT)
-    [1.0, None, 0.5]
-    """
+    """The values of a column as functions get them, checked as a whole; None for a null. O(n)."""
     stored, nulls = value_column(column, declared)
     codec = value_bytes(declared, "values")
     return codec.decode_many(*serialised_column(stored), None if nulls is None else nulls.view(np.uint8))

@@ -44,22 +44,12 @@ _INTEGER_BITS = {"LONG": 64, "INT": 32, "SHORT": 16, "BYTE": 8}
 
 
 def holds_references(declared: Type) -> bool:
-    """Return True if values of a type are kept as Python objects.
-
-    >>> from statebackend.types import of
-    >>> holds_references(PICKLE), holds_references(of(list[int]))
-    (True, False)
-    """
+    """Return True if values of a type are kept as Python objects."""
     return declared == PICKLE or isinstance(declared, CustomType)
 
 
 def value_form(declared: Type) -> str | int:
-    """The form of a type, as `ValueCodec` takes it.
-
-    >>> from statebackend.types import of
-    >>> value_form(of("string")), value_form(of("struct<a:bigint,b:int>")), value_form(of("map<int,int>"))
-    ('string', 13, 'serialized')
-    """
+    """The form of a type, as `ValueCodec` takes it."""
     if holds_references(declared):
         return "object"
     if declared.name in _OWN_FORMS:
@@ -69,12 +59,7 @@ def value_form(declared: Type) -> str | int:
 
 
 def value_codec(declared: Type, where: str) -> ValueCodec:
-    """The codec of values of a type. O(fields). Errors name the state by ``where``.
-
-    >>> from statebackend.types import of
-    >>> value_codec(of("double"), "state 's'").width
-    8
-    """
+    """The codec of values of a type. O(fields). Errors name the state by ``where``."""
     serializer = serializer_for(declared)
     has_copies = holds_references(declared) and not serializer.is_immutable
     copy = _named_copy(serializer.copy, where) if has_copies else None
@@ -94,23 +79,12 @@ def _named_copy(copy: Callable[[Any], Any], where: str) -> Callable[[Any], Any]:
 
 
 def value_bytes(declared: Type, where: str) -> ValueBytes:
-    """The compiled conversion of values of a type; errors name the state by ``where``.
-
-    >>> from statebackend.types import LONG
-    >>> values = value_bytes(LONG, "state 's'")
-    >>> values.decode(values.encode(7)), values.width
-    (7, 8)
-    """
+    """The compiled conversion of values of a type; errors name the state by ``where``."""
     return ValueBytes(declared, type_codec(declared), serializer_for(declared), where)
 
 
 def type_codec(declared: Type) -> TypeCodec:
-    """The compiled codec of a type's serialised form. O(1) after the first call for a type.
-
-    >>> from statebackend.types import of
-    >>> type_codec(of("struct<a:bigint,b:string>")).decode(type_codec(of("struct<a:bigint,b:string>")).encode((1, "x")))
-    Row(a=1, b='x')
-    """
+    """The compiled codec of a type's serialised form. O(1) after the first call for a type."""
     return _type_codec(declared, False)
 
 
@@ -141,12 +115,7 @@ def _type_codec(declared: Type, is_key: bool) -> TypeCodec:
 
 
 def key_codec(declared: Type) -> KeyCodec:
-    """The codec of keys, or map keys, of a type.
-
-    >>> from statebackend.types import of
-    >>> key_codec(of("string")).is_int, key_codec(of("timestamp")).is_int
-    (False, True)
-    """
+    """The codec of keys, or map keys, of a type."""
     name = declared.name
     form: str | int = "encoded"
     if name in _INTEGER_BITS:

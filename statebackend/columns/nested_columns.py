@@ -44,12 +44,6 @@ def stored_runs(column: pa.Array, declared: Type, as_python: bool = False) -> By
     """Offsets and data of the values of a column in stored form; None if each must be looked at. O(bytes).
 
     With ``as_python``, dates and times that Python does not have are not taken in types of a fixed width either.
-
-    >>> from statebackend.types import ROW, LONG
-    >>> stored_runs(pa.array([{"a": 1}]), ROW(a=LONG))[1].tolist()
-    [0, 1, 0, 0, 0, 0, 0, 0, 0]
-    >>> stored_runs(pa.array([{"b": 1}]), ROW(a=LONG)) is None
-    True
     """
     return _runs(column, declared, _rules(declared, as_python), False)
 
@@ -60,10 +54,6 @@ def arrow_of_stored(
     """The Arrow array, of the type's `arrow`, of values in stored form; None if each must be looked at. O(bytes).
 
     Bytes of rows that ``valid`` excludes are not looked at. ``as_python`` is that of `stored_runs`.
-
-    >>> from statebackend.types import ROW, STRING
-    >>> arrow_of_stored(np.array([0, 6]), np.frombuffer(bytes([0, 1, 0, 0, 0, 97]), np.uint8), None, ROW(a=STRING))[0]
-    <pyarrow.StructScalar: [('a', 'a')]>
     """
     part = _sink(declared, _rules(declared, as_python))
     mask = None if valid is None else np.ascontiguousarray(valid, dtype=bool).view(np.uint8)
@@ -73,13 +63,7 @@ def arrow_of_stored(
 
 
 def encoded_keys(encoder: KeyEncoder, keys: Any) -> Any:
-    """As ``encoder.encode_many(keys)``, compiled for TUPLE and ROW keys, and without the GIL in Arrow. O(bytes).
-
-    >>> from statebackend.keys import key_encoder
-    >>> pair = key_encoder("struct<a:tinyint,b:string>")
-    >>> encoded_keys(pair, pa.array([{"a": 7, "b": None}]))[1].tolist()
-    [1, 7, 0, 0, 0, 0, 0, 0, 0, 0]
-    """
+    """As ``encoder.encode_many(keys)``, compiled for TUPLE and ROW keys, and without the GIL in Arrow. O(bytes)."""
     declared = encoder.declared_type
     if isinstance(declared, (TupleType, RowType)):
         keys = as_columnar(keys)
@@ -100,12 +84,7 @@ def _runs_of_objects(keys: list[Any], declared: Type) -> ByteRuns | None:
 
 
 def decoded_keys(encoder: KeyEncoder, canonical: Any) -> pa.Array:
-    """As ``encoder.decode_many(canonical)``, and without the GIL for TUPLE and ROW keys. O(bytes).
-
-    >>> from statebackend.keys import key_encoder
-    >>> decoded_keys(key_encoder("struct<a:tinyint>"), (np.array([0, 1]), np.array([0], np.uint8))).to_pylist()
-    [{'a': None}]
-    """
+    """As ``encoder.decode_many(canonical)``, and without the GIL for TUPLE and ROW keys. O(bytes)."""
     declared = encoder.declared_type
     part = _sink(declared, _KEYS) if isinstance(declared, (TupleType, RowType)) else None
     if part is not None:

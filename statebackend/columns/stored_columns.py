@@ -65,13 +65,7 @@ class Column(NamedTuple):
 
 
 def value_column(column: Any, declared: Type, nullable: bool = True) -> Column:
-    """The stored form of a column of values. O(n). Errors are those of `check_values`, naming the position.
-
-    >>> from statebackend.types import INT
-    >>> value_column(np.array([1, 2**40]), INT)
-    Traceback (most recent call last):
-    OverflowError: integer out of range for INT (32 bits), at position 1
-    """
+    """The stored form of a column of values. O(n). Errors are those of `check_values`, naming the position."""
     columnar = as_columnar(column, "values")
     if len(columnar):
         if declared.name in _NESTED:
@@ -246,12 +240,7 @@ def _by_value(column: Columnar, declared: Type, nullable: bool) -> Column:
 
 
 def null_column(column: Any, declared: Type | None) -> tuple[int, Array | None]:
-    """Return the number of values and the null rows, after checking every value against the type.
-
-    >>> from statebackend.types import LONG
-    >>> null_column([1, None], LONG)
-    (2, array([False,  True]))
-    """
+    """Return the number of values and the null rows, after checking every value against the type."""
     columnar = as_columnar(column, "values")
     if declared is not None:
         return len(columnar), value_column(columnar, declared).nulls
@@ -260,13 +249,7 @@ def null_column(column: Any, declared: Type | None) -> tuple[int, Array | None]:
 
 
 def double_column(column: Any, declared: Type) -> Column:
-    """The values of a column of numbers as ``float(value)`` gives them, for averages and moments.
-
-    >>> from statebackend.types import DECIMAL
-    >>> import decimal
-    >>> double_column([decimal.Decimal("1.1"), 2], DECIMAL(3, 1)).values
-    array([1.1, 2. ])
-    """
+    """The values of a column of numbers as ``float(value)`` gives them, for averages and moments."""
     values, nulls = value_column(column, declared)
     if not isinstance(declared, DecimalType):
         return Column(values.astype(np.float64, copy=False), nulls)
@@ -287,23 +270,13 @@ def double_column(column: Any, declared: Type) -> Column:
 
 
 def in_entry(declared: Type) -> bool:
-    """Return True if entries hold the values of the type, with a fixed width; False if the arena holds them.
-
-    >>> from statebackend.types import DATE, STRING
-    >>> in_entry(DATE), in_entry(STRING)
-    (True, False)
-    """
+    """Return True if entries hold the values of the type, with a fixed width; False if the arena holds them."""
     form = value_form(declared)
     return isinstance(form, int) or declared.name in _DTYPES
 
 
 def stored_column(runs: tuple[Array, Array], declared: Type) -> Any:
-    """Serialised values, as offsets and data, in the form that `arrow_column` takes. O(n), or nothing is copied.
-
-    >>> from statebackend.types import SHORT
-    >>> stored_column((np.array([0, 2]), np.array([7, 0], np.uint8)), SHORT)
-    array([7], dtype=int16)
-    """
+    """Serialised values, as offsets and data, in the form that `arrow_column` takes. O(n), or nothing is copied."""
     if not in_entry(declared):
         return runs
     offsets, data = runs
@@ -314,11 +287,7 @@ def stored_column(runs: tuple[Array, Array], declared: Type) -> Any:
 
 
 def serialised_column(values: Any) -> tuple[Array, Array]:
-    """Values in stored form as serialised ones, offsets and data: the opposite of `stored_column`. O(n).
-
-    >>> serialised_column(np.array([7], np.int16))
-    (array([0, 2]), array([7, 0], dtype=uint8))
-    """
+    """Values in stored form as serialised ones, offsets and data: the opposite of `stored_column`. O(n)."""
     if isinstance(values, tuple):
         return values
     raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
@@ -330,10 +299,6 @@ def arrow_column(values: Any, valid: Array | None, declared: Type) -> pa.Array:
     """The Arrow array, of the type's `arrow`, of values in stored form; shares their memory where it can. O(n).
 
     ``valid`` tells which rows are present; None: all.
-
-    >>> from statebackend.types import LONG
-    >>> arrow_column(np.array([1, 2]), np.array([True, False]), LONG).to_pylist()
-    [1, None]
     """
     if valid is not None and valid.all():
         valid = None
@@ -346,11 +311,7 @@ def arrow_column(values: Any, valid: Array | None, declared: Type) -> pa.Array:
 
 
 def list_column(offsets: Array, elements: Any, arrow: pa.DataType, where: str) -> pa.Array:
-    """Lists of these elements, of the type ``arrow``. ``where`` names the state for the error. O(lists).
-
-    >>> list_column(np.array([0, 2]), pa.array([7, 8]), pa.list_(pa.int64()), "state 's'").to_pylist()
-    [[7, 8]]
-    """
+    """Lists of these elements, of the type ``arrow``. ``where`` names the state for the error. O(lists)."""
     if isinstance(elements, pa.ChunkedArray) or elements.type != arrow.value_type:
         raise SerializationError(
             "the elements of one list take more than 2 GiB, and no checkpoint can hold it",

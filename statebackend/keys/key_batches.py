@@ -39,13 +39,7 @@ _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def ints_of(keys: Columnar, declared: Type) -> Int64s | None:
-    """Canonical integers of a batch; shares memory with int64 and microsecond columns.
-
-    >>> from statebackend.types import LONG
-    >>> column = np.array([1, 2])
-    >>> ints_of(column, LONG) is column
-    True
-    """
+    """Canonical integers of a batch; shares memory with int64 and microsecond columns."""
     if isinstance(keys, list):
         wanted = _EXACT_LIST_TYPES.get(declared.name)
         if wanted is None or not keys or set(map(type, keys)) != {wanted}:
@@ -154,11 +148,7 @@ def _to_days(keys: pa.Array) -> Int64s | None:
 
 
 def rescaled_decimals(keys: pa.Array, declared: DecimalType) -> pa.Array | None:
-    """Convert a decimal array exactly to the Arrow type of ``declared``; None if that is not possible.
-
-    >>> rescaled_decimals(pa.array([1]).cast(pa.decimal128(19, 0)), DecimalType(10, 2)).type
-    Decimal128Type(decimal128(10, 2))
-    """
+    """Convert a decimal array exactly to the Arrow type of ``declared``; None if that is not possible."""
     if not pa.types.is_decimal(keys.type):
         return None
     if keys.type == declared.arrow:
@@ -178,11 +168,7 @@ def _unscaled(keys: pa.Array, declared: DecimalType) -> Int64s | None:
 
 
 def decimal_words(decimals: pa.Array) -> np.ndarray[Any, Any]:
-    """Low and high 64-bit words of a decimal128 array, one row each, sharing its memory.
-
-    >>> decimal_words(pa.array([-1]).cast(pa.decimal128(19, 0))).tolist()
-    [[-1, -1]]
-    """
+    """Low and high 64-bit words of a decimal128 array, one row each, sharing its memory."""
     buffer = decimals.buffers()[1]
     if buffer is None or not len(decimals):
         return np.empty((0, 2), dtype=np.int64)
@@ -198,12 +184,7 @@ def _fit_precision(words: np.ndarray[Any, Any], precision: int) -> bool:
 
 
 def arrow_of_ints(canonical: Int64s, declared: Type) -> pa.Array:
-    """The Arrow array of canonical integers.
-
-    >>> from statebackend.types import DATE
-    >>> arrow_of_ints(np.array([1]), DATE).to_pylist()
-    [datetime.date(1970, 1, 2)]
-    """
+    """The Arrow array of canonical integers."""
     count = len(canonical)
     if isinstance(declared, DecimalType):
         values = np.stack((canonical, canonical >> 63), axis=1)
@@ -224,12 +205,7 @@ _HIGH_BITS = 0x8080_8080_8080_8080
 
 
 def byte_runs_of(keys: Columnar, declared: Type) -> ByteRuns | None:
-    """Offsets and data of STRING, BYTES or wide DECIMAL keys; shares the data of string columns.
-
-    >>> from statebackend.types import STRING
-    >>> byte_runs_of(pa.array(["a", "bc"]), STRING)
-    (array([0, 1, 3]), array([97, 98, 99], dtype=uint8))
-    """
+    """Offsets and data of STRING, BYTES or wide DECIMAL keys; shares the data of string columns."""
     if isinstance(declared, DecimalType):
         return _wide_decimal_runs(keys, declared)
     is_text = declared.name == "STRING"
@@ -294,11 +270,7 @@ def _buffers_of(keys: pa.Array) -> ByteRuns:
 
 
 def _is_plain(keys: pa.Array, is_text: bool) -> bool:
-    """Return True for bytes, or ASCII, with right offsets: that is seen without a look at each value. O(bytes).
-
-    >>> _is_plain(pa.array(["a", "bc"]), True), _is_plain(pa.array(["é"]), True)
-    (True, False)
-    """
+    """Return True for bytes, or ASCII, with right offsets: that is seen without a look at each value. O(bytes)."""
     if _has_no_offsets(keys.type):
         return False
     keys.validate()  # the lengths of the buffers
@@ -324,22 +296,14 @@ def _is_run_type(arrow: pa.DataType, is_text: bool) -> bool:
 
 
 def runs_of_list(parts: Sequence[bytes]) -> ByteRuns:
-    """Offsets and data of a list of byte strings.
-
-    >>> runs_of_list([b"a", b"bc"])
-    (array([0, 1, 3]), array([97, 98, 99], dtype=uint8))
-    """
+    """Offsets and data of a list of byte strings."""
     offsets = np.zeros(len(parts) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=offsets[1:])
     return offsets, np.frombuffer(b"".join(parts), dtype=np.uint8)
 
 
 def canonical_list(canonical: Any) -> list[Any]:
-    """The keys of a batch, in the form of `encode_many`, one by one.
-
-    >>> canonical_list((np.array([0, 1, 3]), np.frombuffer(b"abc", np.uint8))), canonical_list(np.array([7]))
-    ([b'a', b'bc'], [7])
-    """
+    """The keys of a batch, in the form of `encode_many`, one by one."""
     if not isinstance(canonical, tuple):
         return canonical.tolist()  # type: ignore[no-any-return]
     ends, data = canonical[0].tolist(), bytes(canonical[1])
@@ -352,20 +316,12 @@ def canonical_batch(keys: Sequence[Any], kind: str) -> Any:
 
 
 def count_of(canonical: Any) -> int:
-    """The number of rows of a column of keys or values, an array or (offsets, data).
-
-    >>> count_of(np.array([1, 2])), count_of((np.array([0, 1, 1]), b"a"))
-    (2, 2)
-    """
+    """The number of rows of a column of keys or values, an array or (offsets, data)."""
     return len(canonical[0]) - 1 if isinstance(canonical, tuple) else len(canonical)
 
 
 def canonical_column(canonical: Any) -> pa.Array:
-    """An array or (offsets, data) as Arrow's column. O(1), or O(bytes) where they are not contiguous.
-
-    >>> canonical_column((np.array([0, 1, 3]), np.frombuffer(b"abc", np.uint8))).to_pylist()
-    [b'a', b'bc']
-    """
+    """An array or (offsets, data) as Arrow's column. O(1), or O(bytes) where they are not contiguous."""
     if not isinstance(canonical, tuple):
         return pa.array(canonical)
     offsets, data = (pa.py_buffer(np.ascontiguousarray(part)) for part in canonical)
@@ -373,11 +329,7 @@ def canonical_column(canonical: Any) -> pa.Array:
 
 
 def take_rows(values: Any, rows: np.ndarray[Any, Any]) -> Any:
-    """Some rows of an array or of (offsets, data). O(rows and their bytes).
-
-    >>> take_rows((np.array([0, 1, 3]), np.frombuffer(b"abc", np.uint8)), np.array([1]))
-    (array([0, 2]), array([98, 99], dtype=uint8))
-    """
+    """Some rows of an array or of (offsets, data). O(rows and their bytes)."""
     if not isinstance(values, tuple):
         return values[rows]
     _, offsets, data = canonical_column(values).take(pa.array(rows)).buffers()
@@ -410,11 +362,7 @@ def _wide_decimal_runs(keys: Columnar, declared: DecimalType) -> ByteRuns | None
 
 
 def checked_runs(canonical: Any) -> ByteRuns:
-    """Check that offsets and data from a caller fit each other, and return them.
-
-    >>> checked_runs((np.array([0, 2]), b"ab"))[1].tolist()
-    [97, 98]
-    """
+    """Check that offsets and data from a caller fit each other, and return them."""
     offsets = np.ascontiguousarray(canonical[0], dtype=np.int64)
     data = canonical[1]
     data = data if isinstance(data, np.ndarray) else np.frombuffer(data, dtype=np.uint8)
@@ -424,12 +372,7 @@ def checked_runs(canonical: Any) -> ByteRuns:
 
 
 def arrow_of_byte_runs(offsets: Int64s, data: Bytes, declared: Type) -> pa.Array:
-    """The Arrow array of canonical byte strings; for more than 2 GB of data its offsets are 64 bits wide.
-
-    >>> from statebackend.types import BYTES
-    >>> arrow_of_byte_runs(np.array([0, 1]), np.array([97], dtype=np.uint8), BYTES).to_pylist()
-    [b'a']
-    """
+    """The Arrow array of canonical byte strings; for more than 2 GB of data its offsets are 64 bits wide."""
     count = len(offsets) - 1
     if isinstance(declared, DecimalType):
         return _wide_decimals(offsets, data, declared)

@@ -25,9 +25,6 @@ def as_columnar(keys: Any, what: str = "keys") -> Columnar:
     """``keys`` as one Arrow array without dictionary, a one-dimensional numpy array, or a list.
 
     ``what`` they are is for the error.
-
-    >>> as_columnar(pa.chunked_array([[1], [2]])).type
-    DataType(int64)
     """
     if not isinstance(keys, (pa.Array, pa.ChunkedArray)):
         if isinstance(keys, np.ndarray):
@@ -62,21 +59,13 @@ def as_columnar(keys: Any, what: str = "keys") -> Columnar:
 
 
 def without_dictionary(array: pa.DictionaryArray) -> pa.Array:
-    """The values of a dictionary array, one for each row. O(n).
-
-    >>> without_dictionary(pa.DictionaryArray.from_arrays([0, 0], pa.array(["a"], pa.string_view()))).type
-    DataType(large_string)
-    """
+    """The values of a dictionary array, one for each row. O(n)."""
     values = without_views(array.dictionary)
     return pa.DictionaryArray.from_arrays(array.indices, values).dictionary_decode()
 
 
 def without_views(array: pa.Array) -> pa.Array:
-    """The same values, with text and bytes in the place of views, of which Arrow does not take single rows. O(bytes).
-
-    >>> without_views(pa.array([{"a": "x"}], pa.struct([("a", pa.string_view())]))).type
-    StructType(struct<a: large_string>)
-    """
+    """The same values, with text and bytes instead of views, from which Arrow cannot take single rows. O(bytes)."""
     plain = _without_views(array.type)
     return array if plain == array.type else array.cast(plain)
 
@@ -118,11 +107,7 @@ def _combined(chunked: pa.ChunkedArray) -> pa.Array:
 
 
 def encode_each(keys: Columnar, encode: Callable[[Any], Any]) -> list[Any]:
-    """The canonical forms of keys one by one; an error names the position of its key.
-
-    >>> encode_each([1, 2], int)
-    [1, 2]
-    """
+    """The canonical forms of keys one by one; an error names the position of its key."""
     result = []
     arrow = isinstance(keys, pa.Array)
     for position in range(len(keys)):

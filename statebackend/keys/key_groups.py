@@ -173,30 +173,18 @@ def _bit_mix(x: int) -> int:
 
 
 def spark_hash_int(value: int, seed: int = SPARK_SEED) -> int:
-    """Spark's hash of a 32-bit integer.
-
-    >>> spark_hash_int(1)
-    -559580957
-    """
+    """Spark's hash of a 32-bit integer."""
     return _signed(_bit_mix(_mix_h1(seed & _MASK, _mix_k1(value)) ^ 4))
 
 
 def spark_hash_long(value: int, seed: int = SPARK_SEED) -> int:
-    """Spark's hash of a 64-bit integer.
-
-    >>> spark_hash_long(1)
-    -1712319331
-    """
+    """Spark's hash of a 64-bit integer."""
     h1 = _mix_h1(seed & _MASK, _mix_k1(value))
     return _signed(_bit_mix(_mix_h1(h1, _mix_k1(value >> 32)) ^ 8))
 
 
 def spark_hash_bytes(data: bytes | memoryview, seed: int = SPARK_SEED) -> int:
-    """Spark's hash of bytes: words of four, then each byte of the tail, signed, as its own word; O(n).
-
-    >>> spark_hash_bytes(b"hello")
-    -1008564952
-    """
+    """Spark's hash of bytes: words of four, then each byte of the tail, signed, as its own word; O(n)."""
     h1 = seed & _MASK
     aligned = len(data) & ~3
     for (word,) in struct.iter_unpack("<I", data[:aligned]):
@@ -281,11 +269,7 @@ def _flink_murmur(code: int) -> int:
 
 
 def java_hash_code(key: Any, *, java_type: str | None = None) -> int:
-    """Java's ``hashCode`` of the object that represents the key in Flink: String, number, Boolean, or Tuple of these.
-
-    >>> java_hash_code("hello"), java_hash_code(5_000_000_000), java_hash_code(True)
-    (99162322, 705032705, 1231)
-    """
+    """Java's ``hashCode`` of the key as Flink has it: a String, a number, a Boolean, or a Tuple of these."""
     if java_type not in (None, "int", "long"):
         raise UsageError("unknown java_type", hint="use 'int', 'long' or None")
     if key is None:

@@ -177,11 +177,7 @@ def _refused(value: Any) -> SerializationTypeError:
 
 
 def encode_namespace(namespace: Any) -> bytes:
-    """The bytes of a namespace; different namespaces have different bytes, and equal ones the same.
-
-    >>> encode_namespace(1).hex()
-    '018000000000000001'
-    """
+    """The bytes of a namespace; different namespaces have different bytes, and equal ones the same."""
     if namespace is VOID:
         return b""
     out = bytearray()
@@ -225,11 +221,7 @@ def _encode(namespace: Any, out: bytearray, depth: int) -> None:
 
 
 def decode_namespace(data: bytes) -> Any:
-    """The namespace that ``data``, from `encode_namespace`, encodes.
-
-    >>> decode_namespace(b"") is VOID
-    True
-    """
+    """The namespace that ``data``, from `encode_namespace`, encodes."""
     if not data:
         return VOID
     data = bytes(data)
@@ -289,11 +281,7 @@ _SORTS: dict[type, tuple[pa.DataType, Callable[[Any], Any]]] = {
 
 
 class NamespaceColumn(NamedTuple):
-    """A column of namespaces: ``distinct`` are the encoded ones, in the order of their first rows.
-
-    >>> namespace_column([7, VOID, 7]).numbers.tolist()
-    [0, 1, 0]
-    """
+    """A column of namespaces: ``distinct`` are the encoded ones, in the order of their first rows."""
 
     #: For each row the number of its namespace.
     numbers: NDArray[np.int64]
@@ -302,28 +290,16 @@ class NamespaceColumn(NamedTuple):
     sort: pa.DataType = pa.null()
 
     def take(self, rows: NDArray[np.int64]) -> NamespaceColumn:
-        """Some of the rows, by their numbers. O(rows).
-
-        >>> namespace_column([7, VOID, 7]).take(np.array([1])).shown().to_pylist()
-        [None]
-        """
+        """Some of the rows, by their numbers. O(rows)."""
         return self._replace(numbers=self.numbers[rows])
 
     def runs(self) -> ByteRuns:
-        """The encoded namespace of each row: offsets, and data. O(bytes).
-
-        >>> namespace_column(["a", VOID]).runs()[0].tolist()
-        [0, 6, 6]
-        """
+        """The encoded namespace of each row: offsets, and data. O(bytes)."""
         runs: ByteRuns = take_rows(runs_of_list(self.distinct), self.numbers)
         return runs
 
     def shown(self) -> pa.Array | list[Any]:
-        """The column as `namespace_column` takes it: an array if they are of one sort, else a list of namespaces.
-
-        >>> namespace_column([TimeWindow(0, 60), VOID]).shown().to_pylist()
-        [{'start': 0, 'end': 60}, None]
-        """
+        """The column as `namespace_column` takes it: an array if they are of one sort, else a list of namespaces."""
         if not pa.types.is_null(self.sort) and not any(self.distinct):
             return pa.nulls(len(self.numbers), self.sort)
         decoded = list(map(decode_namespace, self.distinct))
@@ -340,12 +316,6 @@ def namespace_column(column: Any) -> NamespaceColumn:
 
     It is an Arrow or numpy column of integers, texts or bytes, or of structs of a start and an end, which are
     milliseconds or timestamps: those are windows. A null is `VOID`. Or it is a sequence of namespaces.
-
-    >>> windows = pa.array([{"start": 0, "end": 60}, None])
-    >>> namespace_column(windows).distinct == [encode_namespace(TimeWindow(0, 60)), b""]
-    True
-    >>> namespace_column(pa.array(["a"]).cast(pa.string_view())).shown().to_pylist()
-    ['a']
     """
     columnar = as_columnar(column, "namespaces")
     if isinstance(columnar, np.ndarray) and columnar.dtype.kind in "iuU":
@@ -431,10 +401,6 @@ def readable_namespaces(encoded: pa.Array | pa.ChunkedArray) -> pa.Array:
 
     `VOID` and null become null. Namespaces of one sort become int64, string, binary, or the start and end of windows.
     Tuples, and namespaces of several sorts, become text, as Python shows them.
-
-    >>> from statebackend.keys import encode_namespace
-    >>> readable_namespaces(pa.array([encode_namespace(7), encode_namespace(("a", 7))])).to_pylist()
-    ['7', "('a', 7)"]
     """
     if isinstance(encoded, pa.ChunkedArray):
         encoded = pa.concat_arrays(encoded.chunks) if encoded.num_chunks else pa.array([], pa.binary())

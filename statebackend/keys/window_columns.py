@@ -25,11 +25,7 @@ _TICKS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
 
 
 class TimeColumn(NamedTuple):
-    """The times of rows.
-
-    >>> TimeColumn(np.array([5]), np.array([False])).own.tolist()
-    [5]
-    """
+    """The times of rows."""
 
     #: Milliseconds; whatever for a null.
     own: NDArray[np.int64]
@@ -40,9 +36,6 @@ def time_column(column: Any, what: str = "the column of times", where: str = "")
     """Times as milliseconds, of a column of timestamps or of whole milliseconds; parts of one are cut off. O(n).
 
     ``what`` and ``where`` are for the error.
-
-    >>> time_column(pa.array([-1, 2500], pa.timestamp("us"))).own.tolist()
-    [-1, 2]
     """
     columnar = as_columnar(column, "times")
     if not isinstance(columnar, pa.Array):
@@ -81,11 +74,7 @@ WINDOW = pa.struct([("start", pa.int64()), ("end", pa.int64())])
 
 
 class AssignedWindows(NamedTuple):
-    """The windows that rows are in, one after the other: each row comes once for each of its windows.
-
-    >>> AssignedWindows(pa.array([0]), pa.array([{"start": 0, "end": 10}], WINDOW)).rows[0].as_py()
-    0
-    """
+    """The windows that rows are in, one after the other: each row comes once for each of its windows."""
 
     #: For each window the number of its row, as ``batch.take(rows)`` takes it.
     rows: pa.Array
@@ -94,11 +83,7 @@ class AssignedWindows(NamedTuple):
 
 
 def windows_of(times: Any, size: int, slide: int | None = None, offset: int = 0) -> AssignedWindows:
-    """The windows of each time, the earliest first; a null is in none. O(n and the windows).
-
-    >>> windows_of([25], 20, 10).windows.to_pylist()
-    [{'start': 10, 'end': 30}, {'start': 20, 'end': 40}]
-    """
+    """The windows of each time, the earliest first; a null is in none. O(n and the windows)."""
     step = size if slide is None else slide
     if size <= 0 or step <= 0:
         raise UsageError("the size of a window, and the time from one to the next, are more than nothing")

@@ -78,11 +78,7 @@ class AggregateFunction(Subscriptable, ABC, Generic[IN, ACC, OUT]):
 
 
 class NamedAggregate(AggregateFunction):
-    """An aggregate with a name, for values of one type; picklable, made by `named_aggregate`.
-
-    >>> named_aggregate("avg", "int").accumulator_type
-    ROW(sum=DOUBLE, count=LONG)
-    """
+    """An aggregate with a name, for values of one type; picklable, made by `named_aggregate`."""
 
     name: str
     #: The type of values, of accumulators and of results.

@@ -50,11 +50,7 @@ ALL = None
 
 
 def checked_range(max_parallelism: Any, key_group_range: Any) -> KeyGroupRange:
-    """The range itself, or all key groups for None; checks that it lies within ``max_parallelism``.
-
-    >>> checked_range(4, None)
-    KeyGroupRange(0, 3)
-    """
+    """The range itself, or all key groups for None; checks that it lies within ``max_parallelism``."""
     if type(max_parallelism) is not int or not 1 <= max_parallelism <= MAX_PARALLELISM:
         raise UsageError(f"max_parallelism is an int from 1 to {MAX_PARALLELISM}")
     if key_group_range is None:
@@ -73,11 +69,7 @@ def checked_range(max_parallelism: Any, key_group_range: Any) -> KeyGroupRange:
 
 
 def checked_budget(budget: Any) -> int:
-    """Return the number of steps for `advance`; it must be a whole number and not negative.
-
-    >>> checked_budget(5)
-    5
-    """
+    """Return the number of steps for `advance`; it must be a whole number and not negative."""
     try:
         steps = -1 if isinstance(budget, bool) else operator.index(budget)
     except TypeError:

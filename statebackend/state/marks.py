@@ -16,11 +16,7 @@ from statebackend.errors import UsageError
 
 
 class Mark:
-    """A point to roll back to, made by ``mark()``. Only the backend that made it can use it.
-
-    >>> MarkStack("a backend").open(None)
-    <open mark of a backend>
-    """
+    """A point to roll back to, made by ``mark()``. Only the backend that made it can use it."""
 
     __slots__ = ("__weakref__", "_owner", "is_open", "point")
 
@@ -36,13 +32,7 @@ class Mark:
 
 
 class MarkStack:
-    """The open marks of one backend.
-
-    >>> stack = MarkStack("this backend")
-    >>> mark = stack.open(3)
-    >>> stack.release(mark), stack.release(mark), len(stack)
-    (True, False, 0)
-    """
+    """The open marks of one backend."""
 
     __slots__ = ("_marks", "name")
 
@@ -64,13 +54,7 @@ class MarkStack:
         return [mark.point for mark in self._marks]
 
     def newer_than(self, count: int) -> list[Mark]:
-        """The open marks but for the oldest ones, newest first.
-
-        >>> stack = MarkStack("a backend")
-        >>> older, newer = stack.open(1), stack.open(2)
-        >>> stack.newer_than(1) == [newer]
-        True
-        """
+        """The open marks but for the oldest ones, newest first."""
         return list(self._marks)[count:][::-1]
 
     def point_of(self, mark: Mark) -> Any:

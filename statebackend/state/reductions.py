@@ -29,11 +29,7 @@ _SINGLE = struct.Struct("<f")
 
 
 class Reduction:
-    """A named reduction for one type: ``reduction(old, new)`` returns the value to keep; picklable.
-
-    >>> Reduction("min", of("int"))(4, 3)
-    3
-    """
+    """A named reduction for one type: ``reduction(old, new)`` returns the value to keep; picklable."""
 
     __slots__ = ("_function", "name", "type")
 
@@ -164,12 +160,7 @@ def _float_rank(value: float) -> tuple[bool, float]:
 
 
 def ordering(declared: Type) -> Callable[[Any], Any] | None:
-    """A function from values to keys that compare as in Spark; None if the type has no order here.
-
-    >>> rank = ordering(of("struct<a:double>"))
-    >>> rank((None,)) < rank((1.0,)) < rank((float("nan"),))
-    True
-    """
+    """A function from values to keys that compare as in Spark; None if the type has no order here."""
     if declared.name in _FLOATS:
         return _float_rank
     if declared.name in _ORDERED:

@@ -40,22 +40,14 @@ RESERVED = "statebackend."
 
 
 def checked_domain(domain: Any) -> str:
-    """The domain itself; refuses anything else.
-
-    >>> checked_domain("event")
-    'event'
-    """
+    """The domain itself; refuses anything else."""
     if domain in DOMAINS:
         return str(domain)
     raise UsageError("the domain of a timer is 'event' or 'processing'", hint="register(ts, 'processing')")
 
 
 def checked_time(timestamp: Any) -> int:
-    """The time of a timer; it must be a whole number of milliseconds that fits 64 bits.
-
-    >>> checked_time(5)
-    5
-    """
+    """The time of a timer; it must be a whole number of milliseconds that fits 64 bits."""
     try:
         if isinstance(timestamp, bool):
             raise TypeError
@@ -74,19 +66,12 @@ def timer_state(domain: str) -> MapStateDescriptor:
     """The state that holds the timers of a domain in checkpoints: a map whose keys are times.
 
     No user's state has such a name.
-
-    >>> timer_state("event").name
-    'statebackend.timers.event'
     """
     return MapStateDescriptor(f"{RESERVED}timers.{domain}", "bigint", "boolean")
 
 
 class TimerRow(NamedTuple):
-    """One timer as checkpoints hold it: the key in canonical form, the namespace encoded.
-
-    >>> TimerRow("event", 3, 7, b"", 1000).timestamp
-    1000
-    """
+    """One timer as checkpoints hold it: the key in canonical form, the namespace encoded."""
 
     domain: str
     key_group: int
@@ -106,11 +91,7 @@ class DueTimers(NamedTuple):
 
 
 def timestamp_column(timestamps: Any) -> NDArray[np.int64]:
-    """The times of timers: a column of milliseconds, or of timestamps in whole ones; O(n).
-
-    >>> timestamp_column([5, 7])
-    array([5, 7])
-    """
+    """The times of timers: a column of milliseconds, or of timestamps in whole ones; O(n)."""
     column = as_columnar(timestamps, "timestamps")
     if isinstance(column, pa.Array):
         if column.null_count:

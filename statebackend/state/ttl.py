@@ -35,29 +35,17 @@ E = TypeVar("E", bound=enum.Enum)
 
 
 def expiration_timestamp(timestamp: int, ttl: int) -> int:
-    """The time at which something stamped ``timestamp`` expires, at most the largest 64-bit time; O(1).
-
-    >>> expiration_timestamp(5, 10), expiration_timestamp(5, MAX_TIMESTAMP) == MAX_TIMESTAMP
-    (15, True)
-    """
+    """The time at which something stamped ``timestamp`` expires, at most the largest 64-bit time; O(1)."""
     return timestamp + (min(ttl, MAX_TIMESTAMP - timestamp) if timestamp > 0 else ttl)
 
 
 def expired(timestamp: int, ttl: int, now: int) -> bool:
-    """Return True if something stamped ``timestamp`` has expired at ``now``: from ``timestamp + ttl`` on; O(1).
-
-    >>> expired(5, 10, 14), expired(5, 10, 15)
-    (False, True)
-    """
+    """Return True if something stamped ``timestamp`` has expired at ``now``: from ``timestamp + ttl`` on; O(1)."""
     return expiration_timestamp(timestamp, ttl) <= now
 
 
 def newest_expired(ttl: int, now: int) -> int:
-    """The newest timestamp that has expired at ``now``: all older ones have, too, and may be compared in columns. O(1).
-
-    >>> newest_expired(10, 15), expired(5, 10, 15), expired(6, 10, 15)
-    (5, True, False)
-    """
+    """The newest timestamp that has expired at ``now``; all older ones have expired as well. O(1)."""
     return MAX_TIMESTAMP if now == MAX_TIMESTAMP else now - ttl
 
 
@@ -65,30 +53,19 @@ def written_at(timestamp: int | None, time: int, in_event_time: bool) -> int:
     """The timestamp of state that builds on what was stamped ``timestamp``, at ``time``; None: on nothing. O(1).
 
     Values that are added, merged or renewed by reads build on what is there. In event time they never become older.
-
-    >>> written_at(7, 5, in_event_time=True), written_at(7, 5, in_event_time=False), written_at(None, 5, True)
-    (7, 5, 5)
     """
     return max(timestamp, time) if in_event_time and timestamp is not None else time
 
 
 class IncrementalCleanup(NamedTuple):
-    """Look at ``cleanup_size`` entries on every access of the state, and on every record if asked.
-
-    >>> StateTtlConfig(1000).incremental_cleanup
-    IncrementalCleanup(cleanup_size=5, run_cleanup_for_every_record=False)
-    """
+    """Look at ``cleanup_size`` entries on every access of the state, and on every record if asked."""
 
     cleanup_size: int
     run_cleanup_for_every_record: bool
 
 
 class RocksDBCleanup(NamedTuple):
-    """Drop expired state when RocksDB compacts; at least every ``periodic_compaction_time`` milliseconds.
-
-    >>> StateTtlConfig(1000).rocksdb_cleanup.query_time_after_num_entries
-    1000
-    """
+    """Drop expired state when RocksDB compacts; at least every ``periodic_compaction_time`` milliseconds."""
 
     query_time_after_num_entries: int
     periodic_compaction_time: int

@@ -33,12 +33,7 @@ _ALIKE = frozenset({"BOOL", "BYTE", "SHORT", "INT", "LONG", "DOUBLE", "STRING", 
 
 
 def to_values(column: Any, declared: Type | None) -> list[Any]:
-    """The Python values of a column of ``declared`` values (None: of any type), with None for nulls; O(n).
-
-    >>> import pyarrow as pa
-    >>> to_values(pa.array([1, None]), None), to_values([1, None], None), to_values(np.array([1, 2], "i1"), None)
-    ([1, None], [1, None], [1, 2])
-    """
+    """The Python values of a column of ``declared`` values (None: of any type), with None for nulls; O(n)."""
     columnar = as_columnar(column, "values")
     if isinstance(columnar, pa.Array):
         convert = None if declared is None else _from_arrow(declared)
@@ -74,23 +69,13 @@ def _plain(value: Any) -> Any:
 
 
 def from_arrow(column: pa.Array, declared: Type) -> list[Any]:
-    """The values of a column that `to_arrow` has made, objects included; O(n).
-
-    >>> from statebackend.types import PICKLE
-    >>> from_arrow(to_arrow([{1, 2}, None], PICKLE), PICKLE)
-    [{1, 2}, None]
-    """
+    """The values of a column that `to_arrow` has made, objects included; O(n)."""
     convert = _from_arrow(declared, True) or _same
     return [None if value is None else convert(value) for value in column.to_pylist()]
 
 
 def has_objects(declared: Type) -> bool:
-    """Return True if values of a type are, or hold, objects of PICKLE or of a user's serializer.
-
-    >>> from statebackend.types import LIST, LONG, PICKLE
-    >>> has_objects(LIST(PICKLE)), has_objects(LIST(LONG))
-    (True, False)
-    """
+    """Return True if values of a type are, or hold, objects of PICKLE or of a user's serializer."""
     if isinstance(declared, CustomType) or declared.name == "PICKLE":
         return True
     if isinstance(declared, (TupleType, RowType)):
@@ -179,10 +164,6 @@ def to_arrow(values: Sequence[Any], declared: Type | None) -> pa.Array:
     """The Arrow array of values, of the declared type's `arrow`; for None, of the type that Arrow infers. O(n).
 
     Objects of PICKLE and of a user's serializer appear as their serialised bytes.
-
-    >>> from statebackend.types import LONG
-    >>> to_arrow([1, None], LONG).type
-    DataType(int64)
     """
     if declared is None:
         try:
@@ -198,12 +179,7 @@ def to_arrow(values: Sequence[Any], declared: Type | None) -> pa.Array:
 
 
 def to_chunks(values: Sequence[Any], declared: Type) -> pa.Array | pa.ChunkedArray:
-    """The same, in several chunks if one cannot hold all: an array has at most 2 GiB of texts or bytes.
-
-    >>> from statebackend.types import LONG
-    >>> to_chunks([1, None], LONG).type
-    DataType(int64)
-    """
+    """The same, in several chunks if one cannot hold all: an array has at most 2 GiB of texts or bytes."""
     shown = _to_arrow(declared)
     if shown is not None:
         values = [None if value is None else shown(value) for value in values]
@@ -267,13 +243,7 @@ def _same(value: Any) -> Any:
 
 
 def check_values(values: list[Any], declared: Type | None, nullable: bool) -> None:
-    """Raise, naming the position, for the first value that the type does not take; O(n).
-
-    >>> from statebackend.types import LONG
-    >>> check_values([1, "a"], LONG, nullable=True)
-    Traceback (most recent call last):
-    statebackend.errors.SerializationTypeError: LONG does not take a value of type str (position 1) ...
-    """
+    """Raise, naming the position, for the first value that the type does not take; O(n)."""
     serializer = None if declared is None else serializer_for(declared)
     for position, value in enumerate(values):
         if value is None:

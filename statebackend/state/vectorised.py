@@ -39,12 +39,7 @@ if TYPE_CHECKING:
 
 
 class Keys:
-    """A column of keys, encoded and checked as a whole, then visited one by one.
-
-    >>> keys = Keys([3, 1, 3], key_encoder(int))
-    >>> len(keys), list(keys), keys.taken([1]).to_pylist()
-    (3, [3, 1, 3], [1])
-    """
+    """A column of keys, encoded and checked as a whole, then visited one by one."""
 
     def __init__(self, column: Any, encoder: KeyEncoder) -> None:
         self._encoder = encoder
@@ -90,14 +85,7 @@ def times_of_rows(state: KeyedState, times: Any) -> NDArray[np.int64] | None:
 
 
 class Rows:
-    """The rows of a call: their keys, and where they tell them, namespaces and times; checked as a whole.
-
-    >>> from statebackend.backends import create_backend
-    >>> from statebackend.state import ValueStateDescriptor
-    >>> keyed = create_backend("reference").create_keyed_backend(int)
-    >>> len(Rows(keyed.get_state(ValueStateDescriptor("v", int)), [3, 1], namespaces=["a", "b"]))
-    2
-    """
+    """The rows of a call: their keys, and where they tell them, namespaces and times; checked as a whole."""
 
     def __init__(self, state: KeyedState, keys: Any, namespaces: Any = None, times: Any = None) -> None:
         self.state = state

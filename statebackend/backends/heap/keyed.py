@@ -33,11 +33,7 @@ from statebackend.state import StateDescriptor, checked_budget, clocks
 
 
 def default_threads() -> int:
-    """The threads of vectorised calls: 1 in a Spark worker, which shares its machine; otherwise one for each core.
-
-    >>> default_threads() >= 1
-    True
-    """
+    """The threads of vectorised calls: 1 in a Spark worker, which shares its machine; else one for each core."""
     if "SPARK_ENV_LOADED" in os.environ and "PYTHON_WORKER_FACTORY_PORT" in os.environ:
         return 1
     if hasattr(os, "sched_getaffinity"):
@@ -46,12 +42,7 @@ def default_threads() -> int:
 
 
 class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
-    """Keyed state in the compiled core.
-
-    >>> from statebackend.backends.heap import HeapBackend
-    >>> HeapBackend().create_keyed_backend(int).advance()
-    0
-    """
+    """Keyed state in the compiled core."""
 
     _states: dict[str, Any]
 
@@ -302,12 +293,7 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
         return state._expiry_metrics()
 
     def metrics(self) -> dict[str, Any]:
-        """Entries, bytes and copies, in all and by state.
-
-        >>> from statebackend.backends.heap import HeapBackend
-        >>> sorted(HeapBackend().create_keyed_backend(int).metrics())[:3]
-        ['blob_bytes', 'copied_entries', 'copied_pages']
-        """
+        """Entries, bytes and copies, in all and by state."""
         metrics = super().metrics()
         for name, state in self._states.items():
             metrics["states"][name].update(state._metrics())

@@ -54,17 +54,7 @@ def load(backend: HeapKeyedBackend, state: Any, op: Op, rows: pa.RecordBatch) ->
 
 
 def unload(state: Any, groups: KeyGroupRange) -> None:
-    """Remove everything in some key groups. O(entries there).
-
-    >>> from statebackend.backends.heap import HeapBackend
-    >>> from statebackend.state import MapStateDescriptor
-    >>> keyed = HeapBackend().create_keyed_backend(int)
-    >>> seen = keyed.get_state(MapStateDescriptor("seen", int, int))
-    >>> seen.put_many([1, 1], [2, 3], [4, 5])
-    >>> unload(seen, keyed.key_group_range)
-    >>> seen.get_many([1, 1], [2, 3]).to_pylist()
-    [None, None]
-    """
+    """Remove everything in some key groups. O(entries there)."""
     tables = [state.plain, state.spaced]
     remove: list[Any] = [None if table is None else table.remove for table in tables]
     if state.descriptor.kind == "map":

@@ -39,11 +39,7 @@ if TYPE_CHECKING:
 
 
 def bytes_of_rows(columns: dict[str, Array], count: int) -> Array:
-    """Return the bytes that each row takes in the columns of varying width. O(rows).
-
-    >>> bytes_of_rows({"key_offsets": np.array([0, 3, 4]), "value": np.array([1, 2])}, 2).tolist()
-    [3, 1]
-    """
+    """Return the bytes that each row takes in the columns of varying width. O(rows)."""
     found = np.zeros(count, dtype=np.int64)
     if "key_offsets" in columns:
         found += np.diff(columns["key_offsets"])
@@ -57,12 +53,7 @@ def bytes_of_rows(columns: dict[str, Array], count: int) -> Array:
 
 
 def sliced(columns: dict[str, Array], rows: slice) -> dict[str, Array]:
-    """Consecutive rows, with offsets that begin at 0 again. O(rows); copies only the offsets, not what they point into.
-
-    >>> columns = {"key_offsets": np.array([0, 3, 4]), "key": np.arange(4), "value": np.array([1, 2])}
-    >>> sliced(columns, slice(1, 2))
-    {'key_offsets': array([0, 1]), 'key': array([3]), 'value': array([2])}
-    """
+    """Consecutive rows, with offsets that begin at 0 again. O(rows): only the offsets are copied."""
     taken = {}
     of_values = rows
     if "list_offsets" in columns:
@@ -101,14 +92,7 @@ def _maps_of(state: Any) -> list[Any]:
 
 
 def row_tables(state: Any) -> list[Any]:
-    """The tables of a state whose entries are rows of a checkpoint.
-
-    >>> from statebackend.backends.heap import HeapBackend
-    >>> from statebackend.state import MapStateDescriptor
-    >>> seen = HeapBackend().create_keyed_backend(int).get_state(MapStateDescriptor("seen", int, int))
-    >>> [len(table) for table in row_tables(seen)]
-    [0]
-    """
+    """The tables of a state whose entries are rows of a checkpoint."""
     if state.descriptor.kind == "map":
         return [maps.entries for maps in _maps_of(state)]
     tables: list[Any] = state._tables()

@@ -89,24 +89,12 @@ _ROLES = {"value": "value", "list": "element", "map": "value", "reducing": "valu
 
 
 def make_state(backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
-    """Make a handle and the first table for a new state.
-
-    >>> from statebackend.backends.heap import HeapBackend
-    >>> from statebackend.state import ListStateDescriptor
-    >>> keyed = HeapBackend().create_keyed_backend(int)
-    >>> make_state(keyed, ListStateDescriptor("tags", str)).plain.element_code == 8
-    True
-    """
+    """Make a handle and the first table for a new state."""
     return make_handle(_CLASSES[descriptor.kind], backend, descriptor)
 
 
 def table_shape(backend: HeapKeyedBackend) -> dict[str, Any]:
-    """What the tables of all states of a backend have in common.
-
-    >>> from statebackend.backends.heap import HeapBackend
-    >>> table_shape(HeapBackend().create_keyed_backend(int))["key_group_range"]
-    (0, 127)
-    """
+    """What the tables of all states of a backend have in common."""
     return {
         "key": "int" if backend.codec.is_int else "bytes",
         "plan": backend.codec.plan,

@@ -67,11 +67,7 @@ class ReferenceBackend(StateBackend):
 
 
 class ReferenceKeyedBackend(CheckpointedKeyedBackend):
-    """Keyed state in nested dicts, with a journal for marks.
-
-    >>> ReferenceKeyedBackend(int).advance()
-    0
-    """
+    """Keyed state in nested dicts, with a journal for marks."""
 
     _states: dict[str, ReferenceState[Any]]  # type: ignore[assignment]
 

@@ -31,12 +31,7 @@ if TYPE_CHECKING:
 
 
 class TimerState(NamedTuple):
-    """The timers of a domain, as the map state that checkpoints store them as.
-
-    >>> from statebackend.backends.reference import ReferenceBackend
-    >>> [state.descriptor.name for state in written_states(ReferenceBackend().create_keyed_backend(int))]
-    ['statebackend.timers.event', 'statebackend.timers.processing']
-    """
+    """The timers of a domain, as the map state that checkpoints store them as."""
 
     descriptor: MapStateDescriptor
     table: Any
@@ -54,12 +49,7 @@ def _entries(stored: Any) -> dict[Any, Stamped]:
 
 
 class HeldStates:
-    """All states at one moment. Copying the dicts is enough: values are replaced, never changed.
-
-    >>> from statebackend.backends.reference import ReferenceBackend
-    >>> HeldStates(ReferenceBackend().create_keyed_backend(int), 1).number
-    1
-    """
+    """All states at one moment. Copying the dicts is enough: values are replaced, never changed."""
 
     def __init__(self, backend: ReferenceKeyedBackend, number: int) -> None:
         self.number = number
@@ -136,12 +126,7 @@ class Row(NamedTuple):
 
 
 class ReferenceRows(RowSource):
-    """All rows of this moment; with ``since``, only the changes since that moment.
-
-    >>> from statebackend.backends.reference import ReferenceBackend
-    >>> ReferenceRows(ReferenceBackend().create_keyed_backend(int)).is_empty
-    True
-    """
+    """All rows of this moment; with ``since``, only the changes since that moment."""
 
     def __init__(
         self,

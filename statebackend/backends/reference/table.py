@@ -18,11 +18,7 @@ from typing import Any, NamedTuple
 
 
 class Place(NamedTuple):
-    """The place of an entry: its key group, encoded namespace, and key in canonical form.
-
-    >>> Place(0, b"", 1).key
-    1
-    """
+    """The place of an entry: its key group, encoded namespace, and key in canonical form."""
 
     group: int
     namespace: bytes
@@ -30,12 +26,7 @@ class Place(NamedTuple):
 
 
 class Journal:
-    """Records what each write replaced, while marks are open.
-
-    >>> journal = Journal()
-    >>> journal.open(), journal.forget(), len(journal.old)
-    (0, None, 0)
-    """
+    """Records what each write replaced, while marks are open."""
 
     def __init__(self) -> None:
         self.old: list[tuple[NestedTable, Place, Any]] = []
@@ -71,13 +62,7 @@ class Journal:
 
 
 class NestedTable:
-    """The entries of one state: key group → namespace → key → what is stored, which is never None.
-
-    >>> table = NestedTable(Journal())
-    >>> table.put(Place(0, b"", 1), "a")
-    >>> list(table)
-    [(Place(group=0, namespace=b'', key=1), 'a')]
-    """
+    """The entries of one state: key group → namespace → key → what is stored, which is never None."""
 
     def __init__(self, journal: Journal) -> None:
         self._groups: dict[int, dict[bytes, dict[Any, Any]]] = {}

@@ -27,11 +27,7 @@ _REFUSING = NotedKeys(is_busy=True)
 
 
 class Segment:
-    """What has changed from a moment to the next one that somebody remembers.
-
-    >>> len(Segment(2).tables)
-    2
-    """
+    """The changes from one remembered moment to the next."""
 
     __slots__ = ("is_of_mark", "is_valid", "tables")
 
@@ -51,9 +47,6 @@ class Changes:
     """The segments between the moments that marks and points remember, oldest first; ``note_in`` gets the newest one.
 
     While nobody remembers a moment nothing is noted.
-
-    >>> Changes(lambda noted: None).add_table()
-    0
     """
 
     def __init__(self, note_in: Callable[[list[NotedKeys] | None], object]) -> None:

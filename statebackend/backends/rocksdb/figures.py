@@ -60,11 +60,7 @@ def figures_of_database(database: Database, budget: MemoryBudget) -> dict[str, A
 
 
 def stalls(text: str | None) -> dict[str, int | None]:
-    """How often writes to a state were delayed, and how often they had to wait.
-
-    >>> stalls("Write Stall (count): total-delays: 0, total-stops: 0")
-    {'delays': 0, 'stops': 0}
-    """
+    """How often writes to a state were delayed, and how often they had to wait."""
     return {"delays": _named(text, "total-delays"), "stops": _named(text, "total-stops")}
 
 

@@ -98,13 +98,7 @@ class _Place(NamedTuple):
 
 
 class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
-    """Keyed state in a database of its own.
-
-    >>> from statebackend.backends.rocksdb import RocksDbBackend
-    >>> with RocksDbBackend().create_keyed_backend(int) as keyed:
-    ...     keyed.advance()
-    0
-    """
+    """Keyed state in a database of its own."""
 
     _states: dict[str, Any]
 
@@ -566,13 +560,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
     # --- figures ---
 
     def metrics(self) -> dict[str, Any]:
-        """Entries and timers, and what the database holds: memory, files and levels, in all and by state.
-
-        >>> from statebackend.backends.rocksdb import RocksDbBackend
-        >>> with RocksDbBackend().create_keyed_backend(int) as keyed:
-        ...     sorted(keyed.metrics()["memory"])[:3]
-        ['cache', 'cache_capacity', 'memtables']
-        """
+        """Entries and timers, and what the database holds: memory, files and levels, in all and by state."""
         metrics = super().metrics()
         database = self.scratch.database
         for name, state in self._states.items():

@@ -45,11 +45,7 @@ _STALE_SECONDS = 86_400
 
 
 class Location(NamedTuple):
-    """A library, where it was found: ``"environment"``, ``"pyspark"`` or ``"system"``; and its version by its name.
-
-    >>> Location("/usr/lib/librocksdb.so.8.9.1", "system", "8.9.1").origin
-    'system'
-    """
+    """A library, where it was found: ``"environment"``, ``"pyspark"`` or ``"system"``; and its version by its name."""
 
     path: str
     origin: str
@@ -61,17 +57,6 @@ def find_library() -> Location:
     """Find the library to use here; raises `BackendUnavailableError` if there is none, or if it cannot be trusted.
 
     It looks for the file, but does not load it. O(size of the file).
-
-    >>> import os
-    >>> with_variable = dict(os.environ, STATEBACKEND_ROCKSDB_LIB="/nowhere/librocksdb.so")
-    >>> os.environ, kept = with_variable, os.environ
-    >>> try:
-    ...     find_library()
-    ... except BackendUnavailableError as error:
-    ...     print(error.code, error.hint)
-    ... finally:
-    ...     os.environ = kept
-    BACKEND_UNAVAILABLE.LIBRARY correct STATEBACKEND_ROCKSDB_LIB, or unset it
     """
     named = os.environ.get(LIBRARY)
     if named:
@@ -97,16 +82,7 @@ def find_library() -> Location:
 
 
 def member_name(system: str, machine: str, libc: str) -> str | None:
-    """Return the name in RocksDB's jar of the library for this platform; None if the jar has none for it.
-
-    >>> member_name("linux", "x86_64", "glibc")
-    'librocksdbjni-linux64.so'
-    >>> member_name("linux", "aarch64", "musl")
-    'librocksdbjni-linux-aarch64-musl.so'
-    >>> member_name("darwin", "arm64", "")
-    'librocksdbjni-osx-arm64.jnilib'
-    >>> member_name("win32", "AMD64", "")
-    """
+    """Return the name in RocksDB's jar of the library for this platform; None if the jar has none for it."""
     machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine.lower(), machine.lower())
     if system == "darwin":
         processor = {"x86_64": "x86_64", "aarch64": "arm64"}.get(machine)
@@ -152,12 +128,7 @@ def _version_in(path: Path) -> tuple[int, ...]:
 
 
 def _version_of_name(path: str | os.PathLike[str]) -> str | None:
-    """The version that a file, or what a link to it means, has in its name.
-
-    >>> _version_of_name("/jars/rocksdbjni-9.8.4.jar"), _version_of_name("/lib/librocksdb.so.8.9.1")
-    ('9.8.4', '8.9.1')
-    >>> _version_of_name("/opt/librocksdb.so")
-    """
+    """The version that a file, or what a link to it means, has in its name."""
     found = re.search(r"\d+(\.\d+)+", os.path.basename(os.path.realpath(path)))
     return None if found is None else found[0]
 

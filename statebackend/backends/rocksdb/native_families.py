@@ -43,37 +43,21 @@ class NativeFamily(NamedTuple):
 
     @property
     def is_by_time(self) -> bool:
-        """True if it holds timers in the order of firing, and so no rows of a checkpoint.
-
-        >>> NativeFamily("count", "0 count", "value", 0, False).is_by_time
-        False
-        """
+        """True if it holds timers in the order of firing, and so no rows of a checkpoint."""
         return self.layout == "map_entry" and self.table.endswith(BY_TIME) and self.is_reserved
 
     @property
     def is_reserved(self) -> bool:
-        """True if it holds timers.
-
-        >>> NativeFamily("count", "0 count", "value", 0, False).is_reserved
-        False
-        """
+        """True if it holds timers."""
         return StateDescription(self.table, "map", {}, False).is_reserved
 
     @property
     def is_list(self) -> bool:
-        """True if values are merged.
-
-        >>> NativeFamily("count", "0 count", "value", 0, False).is_list
-        False
-        """
+        """True if values are merged."""
         return self.layout.endswith("list")
 
     def to_json(self) -> dict[str, Any]:
-        """The form in the file.
-
-        >>> NativeFamily("count", "0 count", "value", 0, False).to_json()["table"]
-        'count'
-        """
+        """The form in the file."""
         return self._asdict()
 
     @classmethod
@@ -99,12 +83,7 @@ def families_bytes(families: Iterable[NativeFamily], version: str) -> bytes:
 
 
 def read_families(content: bytes, name: str) -> list[NativeFamily]:
-    """Read the content of the file ``name``.
-
-    >>> read_families(b'{"format": 2}', "data/3/x")
-    Traceback (most recent call last):
-    statebackend.errors.CorruptCheckpointError: the files of a database are of a version that this library does not ...
-    """
+    """Read the content of the file ``name``."""
     try:
         data = instance(json.loads(content), dict, "the file")
         if integer(data.get("format"), "the format", 1) > FORMAT:
@@ -154,11 +133,7 @@ class StoredState(NamedTuple):
     ttl_config: Any
 
     def stored_types(self) -> Mapping[str, Type]:
-        """The types by role.
-
-        >>> StoredState("n", "value", {}, None).stored_types()
-        {}
-        """
+        """The types by role."""
         return self.types
 
 
@@ -178,11 +153,7 @@ def _stand_in(config: Any, width: int | None = None) -> Type:
 
 
 def has_stand_ins(description: StateDescription) -> bool:
-    """Return True if rows can be made of what a database stores for this state, without its descriptor.
-
-    >>> has_stand_ins(StateDescription("n", "value", {"value": {"type": "long"}}, False))
-    True
-    """
+    """Return True if rows can be made of what a database stores for this state, without its descriptor."""
     try:
         for config in description.types.values():
             _stand_in(config)
@@ -192,11 +163,7 @@ def has_stand_ins(description: StateDescription) -> bool:
 
 
 class HeldTable:
-    """A column family whose state nobody has declared, as reading and loading rows needs it.
-
-    >>> HeldTable.__slots__
-    ('family', 'has_namespaces')
-    """
+    """A column family whose state is not declared, as needed to read and load rows."""
 
     __slots__ = ("family", "has_namespaces")
 

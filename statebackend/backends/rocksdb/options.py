@@ -31,11 +31,7 @@ COMPRESSIONS = {
 
 
 class Predefined(NamedTuple):
-    """A set of options under Flink's name.
-
-    >>> predefined("SPINNING_DISK_OPTIMIZED_HIGH_MEM").block_size
-    131072
-    """
+    """A set of options under Flink's name."""
 
     name: str
     #: For flushes and compactions together; None leaves it to RocksDB.
@@ -86,11 +82,7 @@ PREDEFINED = {
 
 
 def predefined(name: str) -> Predefined:
-    """Return Flink's set of options of this name.
-
-    >>> predefined("DEFAULT").column_family
-    {}
-    """
+    """Return Flink's set of options of this name."""
     if name not in list(PREDEFINED):  # which need not be hashable to be refused
         raise UsageError(
             "there are no predefined options of this name",
@@ -101,11 +93,7 @@ def predefined(name: str) -> Predefined:
 
 
 def database_settings(chosen: Predefined) -> dict[str, str | int | bool]:
-    """Return the settings of a database, as `Options` of the compiled binding takes them.
-
-    >>> database_settings(predefined("DEFAULT"))["stats_dump_period_sec"]
-    0
-    """
+    """Return the settings of a database, as `Options` of the compiled binding takes them."""
     return dict(chosen.database)
 
 
@@ -116,9 +104,6 @@ def column_family_settings(
 
     Files that nothing touches are compacted again after `periodic_compaction_seconds`, so that what has expired in
     them goes, too; 0 turns that off.
-
-    >>> column_family_settings(predefined("DEFAULT"), compression="lz4", periodic_compaction_seconds=86_400)
-    {'compression': 'kLZ4Compression', 'periodic_compaction_seconds': 86400}
     """
     settings = dict(chosen.column_family)
     if compression is not None:

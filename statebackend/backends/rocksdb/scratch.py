@@ -60,13 +60,7 @@ _cleaning = threading.Lock()
 
 
 class LockedFolder:
-    """A new folder in ``parent``, by default that for temporary files, which this process has locked.
-
-    >>> folder = LockedFolder(None)
-    >>> os.path.basename(folder.path).startswith("statebackend-rocksdb-")
-    True
-    >>> folder.remove()
-    """
+    """A new folder in ``parent``, by default that for temporary files, which this process has locked."""
 
     def __init__(self, parent: str | None) -> None:
         parent = tempfile.gettempdir() if parent is None else parent
@@ -126,12 +120,7 @@ def _locked(folder: str, flags: int = 0) -> int:
 
 
 def remove_left_folders(parent: str | os.PathLike[str]) -> list[str]:
-    """Remove the folders of this user's processes that were killed; returns their paths. O(what is in ``parent``).
-
-    >>> with tempfile.TemporaryDirectory() as parent:
-    ...     remove_left_folders(parent)
-    []
-    """
+    """Remove the folders of this user's processes that were killed; returns their paths. O(what is in ``parent``)."""
     removed: list[str] = []
     try:
         found = sorted(Path(parent).glob(f"{_PREFIX}*"))

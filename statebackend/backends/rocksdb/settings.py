@@ -23,11 +23,7 @@ LARGEST_LIMIT = 1 << 62
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What `RocksDbBackend` was given.
-
-    >>> Settings().predefined
-    'DEFAULT'
-    """
+    """The options of `RocksDbBackend`."""
 
     local_dir: str | None = None
     memory_limit: int = 256 << 20

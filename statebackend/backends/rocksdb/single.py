@@ -95,11 +95,7 @@ def _touched(canonical: Any, spaces: NamespaceColumn | None) -> _Touched:
 
 
 def _distinct(canonical: Any) -> Any:
-    """The distinct keys of a column, in the order of their first rows.
-
-    >>> _distinct(np.array([7, 3, 7])).tolist()
-    [7, 3]
-    """
+    """The distinct keys of a column, in the order of their first rows."""
     array = canonical_column(canonical).unique()
     if not isinstance(canonical, tuple):
         return array.to_numpy()

@@ -40,11 +40,7 @@ Runs = tuple[Array, Array]
 
 
 def groups_of(keys: Runs) -> Array:
-    """The key groups of composite keys.
-
-    >>> groups_of((np.array([0, 3]), np.frombuffer(b"\\x01\\x02k", np.uint8)))
-    array([258])
-    """
+    """The key groups of composite keys."""
     offsets, data = keys
     starts = offsets[:-1]
     groups: Array = data[starts].astype(np.int64) << 8 | data[starts + 1]
@@ -52,12 +48,7 @@ def groups_of(keys: Runs) -> Array:
 
 
 def joined_runs(parts: Sequence[Runs]) -> Runs:
-    """Runs one behind the other, without what lies before the first row or behind the last of each.
-
-    >>> one, two = np.frombuffer(b"xa", np.uint8), np.frombuffer(b"bcx", np.uint8)
-    >>> joined_runs([(np.array([1, 2]), one), (np.array([0, 2]), two)])
-    (array([0, 1, 3]), array([97, 98, 99], dtype=uint8))
-    """
+    """Concatenate runs, without the bytes before the first row and after the last row of each."""
     ends, data, size = [np.zeros(1, np.int64)], [], 0
     for offsets, part in parts:
         ends.append(offsets[1:] - offsets[0] + size)
