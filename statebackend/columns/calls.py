@@ -32,6 +32,7 @@ from statebackend.columns.stored_columns import Array, Column, arrow_column, val
 from statebackend.errors import MemoryLimitError, SerializationError
 from statebackend.keys import NamespaceColumn, count_of, key_encoder, namespace_column
 from statebackend.state import (
+    AddingState,
     KeyedListState,
     KeyedState,
     MapState,
@@ -40,7 +41,6 @@ from statebackend.state import (
     check_lengths,
     times_of_rows,
 )
-from statebackend.state.handles import AddingState
 from statebackend.types import Type
 
 

@@ -29,6 +29,7 @@ from statebackend.state.descriptors import (
     ValueStateDescriptor,
 )
 from statebackend.state.handles import (
+    AddingState,
     AggregatingState,
     FoldingState,
     KeyedListState,
@@ -75,6 +76,7 @@ from statebackend.state.vectorised import times_of_rows
 __all__ = [
     "AGGREGATE_NAMES",
     "AggregateFunction",
+    "AddingState",
     "AggregatingState",
     "AggregatingStateDescriptor",
     "NO_TIME",

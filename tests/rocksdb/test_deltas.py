@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import statebackend as sb
-from statebackend.backends import compiled
 from statebackend.checkpoint.format import Op, read_data_file
+from statebackend.checkpoint.keyed import compiled_backend
 
 pytestmark = pytest.mark.checked
 
@@ -179,7 +179,7 @@ def test_a_base_has_every_row_once_whatever_the_batch_has_in_front(
     tmp_path: Path, block: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys of the batch before, between and behind those of the database; written, removed, and both."""
-    monkeypatch.setattr(compiled, "BATCH_ROWS", block)
+    monkeypatch.setattr(compiled_backend, "BATCH_ROWS", block)
     with sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=4) as store:
         for checkpoint_id in range(6):
             with create("rocksdb") as keyed:

@@ -18,7 +18,6 @@ from statebackend._core.handles.key_context import KeyContext
 from statebackend._core.handles.row_loop import Iteration, clear_key_in
 from statebackend._core.snapshots.changes import count_changes
 from statebackend._core.tables.state_core import StateCore
-from statebackend.backends.compiled import CompiledKeyedBackend
 from statebackend.backends.heap.load_rows import load, unload
 from statebackend.backends.heap.mutations import MutationWatcher
 from statebackend.backends.heap.snapshots import HeapChanges, HeapPoints, HeapView
@@ -28,6 +27,7 @@ from statebackend.backends.heap.timers import HeapTimers, WrittenTimers
 from statebackend.checkpoint import CheckpointStore, DataWriter, PendingSnapshot
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import ExpiredAt
+from statebackend.checkpoint.keyed.compiled_backend import CompiledKeyedBackend
 from statebackend.checkpoint.keyed.restored_states import RestoredState
 from statebackend.state import StateDescriptor, checked_budget, clocks
 

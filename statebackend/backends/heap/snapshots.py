@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from statebackend.backends import compiled
-from statebackend.backends.compiled import CompiledPoints, cuts, group_ranges
 from statebackend.backends.heap.state_rows import Copied, Part, WrittenState
 from statebackend.checkpoint.format import GroupedBatch, Section
 from statebackend.checkpoint.keyed import ExpiredAt, RowSource
+from statebackend.checkpoint.keyed import compiled_backend as compiled
 from statebackend.checkpoint.keyed.chain import Point
+from statebackend.checkpoint.keyed.compiled_backend import CompiledPoints, cuts, group_ranges
 from statebackend.checkpoint.keyed.rows import grouped
 from statebackend.columns.stored_columns import Array
 

@@ -21,7 +21,6 @@ from statebackend._core.rocksdb.current_key import CurrentKey
 from statebackend._core.rocksdb.noted_keys import CLEARED, NOT_NOTED
 from statebackend._core.rocksdb.ordered_reads import read_many
 from statebackend._core.rocksdb.store import Store, Table
-from statebackend.backends.compiled import CompiledKeyedBackend
 from statebackend.backends.rocksdb.changes import Changes, Segment
 from statebackend.backends.rocksdb.figures import figures_of_database, figures_of_state
 from statebackend.backends.rocksdb.lists import RocksDbListState
@@ -46,6 +45,7 @@ from statebackend.backends.rocksdb.written_states import WrittenState
 from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, PendingSnapshot, StateSnapshot
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import ExpiredAt
+from statebackend.checkpoint.keyed.compiled_backend import CompiledKeyedBackend
 from statebackend.checkpoint.keyed.native_files import NativeRows, has_native
 from statebackend.checkpoint.keyed.restored_states import RestoredState
 from statebackend.checkpoint.keyed.snapshot_log import Taken

@@ -13,7 +13,6 @@ import numpy as np
 
 from statebackend._core.rocksdb.composite_keys import group_prefix
 from statebackend._core.rocksdb.walks import Walk
-from statebackend.backends import compiled
 from statebackend.backends.rocksdb.backend import load_library
 from statebackend.backends.rocksdb.native_families import HeldTable, NativeFamily, stored_state
 from statebackend.backends.rocksdb.native_snapshot import NativeSnapshot
@@ -23,6 +22,7 @@ from statebackend.backends.rocksdb.written_states import WrittenState, groups_of
 from statebackend.checkpoint import Checkpoint, StateSnapshot
 from statebackend.checkpoint.format import GroupedBatch
 from statebackend.checkpoint.keyed import StateDescription
+from statebackend.checkpoint.keyed import compiled_backend as compiled
 from statebackend.checkpoint.keyed.native_files import NativeRows
 from statebackend.errors import BackendUnavailableError
 from statebackend.keys import KeyEncoder, KeyGroupRange, key_encoder

@@ -25,14 +25,14 @@ import pyarrow as pa
 from statebackend._core.rocksdb.noted_keys import CLEARED, NotedKeys
 from statebackend._core.rocksdb.sorted_rows import are_below, picked
 from statebackend._core.rocksdb.walks import Walk
-from statebackend.backends import compiled
-from statebackend.backends.compiled import CompiledPoints, cuts, group_ranges
 from statebackend.backends.rocksdb.changes import Segment
 from statebackend.backends.rocksdb.vectorised import chosen_rows
 from statebackend.backends.rocksdb.written_states import Array, Runs, WrittenState, groups_of
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed import ExpiredAt, RowSource
+from statebackend.checkpoint.keyed import compiled_backend as compiled
 from statebackend.checkpoint.keyed.chain import Point
+from statebackend.checkpoint.keyed.compiled_backend import CompiledPoints, cuts, group_ranges
 from statebackend.checkpoint.keyed.rows import grouped, stamp_count, without_expired
 from statebackend.state import newest_expired
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from statebackend._core.handles.row_loop import call_each
-from statebackend.checkpoint.keyed import CheckpointedKeyedBackend
 from statebackend.checkpoint.keyed.chain import Point, Points
+from statebackend.checkpoint.keyed.checkpointed_backend import CheckpointedKeyedBackend
 from statebackend.columns.codec_choice import key_codec
 from statebackend.columns.stored_columns import Array
 from statebackend.keys import VOID, TimeWindow, canonical_batch, encode_namespace
@@ -51,6 +51,7 @@ class CompiledKeyedBackend(CheckpointedKeyedBackend):
     def groups_of(self, canonical: Any) -> np.ndarray[Any, np.dtype[np.uint16]]:
         """The key groups of a column of keys, an array or (offsets, data); raises if one is not served here."""
         plan = self.codec.plan
+        groups: np.ndarray[Any, np.dtype[np.uint16]]
         if isinstance(canonical, tuple):
             groups = plan.key_groups_of_bytes(*canonical, self._max_parallelism)
         else:
