@@ -17,7 +17,13 @@ backend, and works on the backend's current key and namespace.
 
 from statebackend.state import clocks
 from statebackend.state.aggregates import AGGREGATE_NAMES, AggregateFunction, NamedAggregate, named_aggregate
-from statebackend.state.base import NO_TIME, BaseKeyedStateBackend, checked_budget, checked_range
+from statebackend.state.base import (
+    NO_TIME,
+    BaseKeyedStateBackend,
+    WatchedIterator,
+    checked_budget,
+    checked_range,
+)
 from statebackend.state.clocks import SystemClock
 from statebackend.state.descriptors import (
     AggregatingStateDescriptor,
@@ -65,6 +71,7 @@ from statebackend.state.ttl import (
 from statebackend.state.value_columns import (
     check_lengths,
     check_values,
+    elements_of,
     from_arrow,
     has_objects,
     to_arrow,
@@ -110,6 +117,7 @@ __all__ = [
     "Timers",
     "ValueState",
     "ValueStateDescriptor",
+    "WatchedIterator",
     "check_lengths",
     "check_values",
     "checked_budget",
@@ -117,6 +125,7 @@ __all__ = [
     "checked_domain",
     "checked_range",
     "checked_time",
+    "elements_of",
     "expiration_timestamp",
     "expired",
     "from_arrow",

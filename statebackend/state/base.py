@@ -101,6 +101,28 @@ class _Iteration:
         self._steps.close()
 
 
+class WatchedIterator:
+    """An open iterator over the collection at a place, which raises once the collection has changed."""
+
+    def __init__(self, backend: BaseKeyedStateBackend, place: Any, steps: Iterator[Any]) -> None:
+        self._backend = backend
+        self._steps = steps
+        self.place = place
+        self.is_stale = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            self._backend._check_open()
+        except ClosedError:
+            raise ClosedError("the backend of this iterator is closed") from None
+        if self.is_stale:
+            raise RuntimeError("the state was changed while it was iterated")
+        return next(self._steps)
+
+
 class BaseKeyedStateBackend(KeyedStateBackend):
     """The shared part. A backend derives from it and writes the methods under "to be written".
 

@@ -54,6 +54,23 @@ def to_values(column: Any, declared: Type | None) -> list[Any]:
     return [_plain(value) for value in columnar]
 
 
+def elements_of(values: Any, element_type: Type, where: str) -> list[Any]:
+    """The elements that a call of a list state was given, as a new list; ``where`` names the state for errors."""
+    if values is None or isinstance(values, (str, bytes, bytearray)):
+        raise SerializationTypeError(
+            f"a {type(values).__name__} is not a collection of elements",
+            code="SERIALIZATION.NULL" if values is None else None,
+            detail=where,
+            hint="give a list; clear() removes all elements" if values is None else "give a list",
+        )
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        try:
+            return to_values(values, element_type)
+        except SerializationError as error:
+            raise error.at(where) from None
+    return list(values)
+
+
 def _plain(value: Any) -> Any:
     """Convert numpy's bytes and datetimes to Python's; serializers take everything else as it is."""
     if isinstance(value, np.datetime64):

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,11 +89,6 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     # --- for the handles ---
 
     @property
-    def now(self) -> int:
-        """The time at which the current key was set, or that of the running vectorised call."""
-        return self._now
-
-    @property
     def event_now(self) -> int:
         """The time of states in event time: that of the row or timer at hand, if rows tell theirs."""
         return self._now if self._event_now is None else self._event_now
@@ -102,19 +97,6 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     def event_cleaned(self) -> int:
         """The time by which states in event time are cleaned up."""
         return self._now if self._event_now is None else self._event_cleaned
-
-    @property
-    def closed(self) -> bool:
-        """True once it has been closed."""
-        return self._closed
-
-    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of the user's inside a call: it may not call the backend."""
-        return self._run(function, *arguments)
-
-    def check_call(self) -> None:
-        """Raise where a call may not begin."""
-        self._check_call()
 
     def place(self) -> Place:
         """The place of the current key's entries; raises if there is no current key."""

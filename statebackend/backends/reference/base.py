@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from statebackend.backends.reference.table import NestedTable, Place
-from statebackend.errors import ClosedError, SerializationError, SerializationTypeError
-from statebackend.state import KeyedState, StateDescriptor, expired, written_at
+from statebackend.errors import SerializationError, SerializationTypeError
+from statebackend.state import KeyedState, StateDescriptor, WatchedIterator, expired, written_at
 from statebackend.types.serializers import TypeSerializer
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class ReferenceState(KeyedState, Generic[S]):
         self._backend = backend
         self._descriptor = descriptor
         self.table = NestedTable(backend.journal)
-        self._iterations: weakref.WeakSet[_Iteration] = weakref.WeakSet()
+        self._iterations: weakref.WeakSet[WatchedIterator] = weakref.WeakSet()
         config = descriptor.ttl_config
         self._ttl: int | None = None if config is None else config.ttl
         self._refreshes = config is not None and config.renews_on_read
@@ -79,7 +79,7 @@ class ReferenceState(KeyedState, Generic[S]):
 
     def _dead(self, stamped: Stamped) -> bool:
         """Return True if expiry may remove it. In event time, a row with an earlier time may still see the rest."""
-        time = self._backend.event_cleaned if self._in_event_time else self._backend.now
+        time = self._backend.event_cleaned if self._in_event_time else self._backend._now
         return self._ttl is not None and expired(stamped.timestamp, self._ttl, time)
 
     def _visible(self, stamped: Stamped) -> bool:
@@ -91,7 +91,7 @@ class ReferenceState(KeyedState, Generic[S]):
 
     def _now(self) -> int:
         """The time by which it is read and stamped."""
-        return self._backend.event_now if self._in_event_time else self._backend.now
+        return self._backend.event_now if self._in_event_time else self._backend._now
 
     def _serialize(self, serializer: TypeSerializer, value: Any) -> bytes:
         if value is None:
@@ -99,12 +99,12 @@ class ReferenceState(KeyedState, Generic[S]):
                 "None cannot be stored here", code="SERIALIZATION.NULL", detail=self._where()
             )
         try:
-            return self._backend.run(serializer.serialize, value)
+            return self._backend._run(serializer.serialize, value)
         except SerializationError as error:
             raise error.at(self._where()) from None
 
     def _deserialize(self, serializer: TypeSerializer, data: bytes | None) -> Any:
-        return self._backend.run(serializer.deserialize, data)
+        return self._backend._run(serializer.deserialize, data)
 
     def _where(self) -> str:
         return f"state {self._descriptor.name!r}"
@@ -113,7 +113,7 @@ class ReferenceState(KeyedState, Generic[S]):
 
     def accessed(self) -> None:
         """Begin a call. Look at the next few entries and remove what is dead; rounds repeat over all entries."""
-        self._backend.check_call()
+        self._backend._check_call()
         if self._cleanup_size and not self._round:
             self._round = [at for at, _ in self.table]
         for at in self._round[: self._cleanup_size]:
@@ -186,32 +186,11 @@ class ReferenceState(KeyedState, Generic[S]):
     def changed(self, at: Place | None) -> None:
         """Note that the collection there (None: every one) has other elements or keys now."""
         for iteration in self._iterations:
-            if at is None or iteration.at == at:
+            if at is None or iteration.place == at:
                 iteration.is_stale = True
 
     def watched(self, at: Place, steps: Iterator[Any]) -> Iterator[Any]:
         """Yield ``steps``, but raise if the collection changes in between."""
-        iteration = _Iteration(self._backend, at, steps)
+        iteration = WatchedIterator(self._backend, at, steps)
         self._iterations.add(iteration)
         return iteration
-
-
-class _Iteration:
-    """An open iterator over a collection."""
-
-    def __init__(self, backend: ReferenceKeyedBackend, at: Place, steps: Iterator[Any]) -> None:
-        self._backend = backend
-        self._steps = steps
-        self.at = at
-        self.is_stale = False
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._backend.closed:
-            raise ClosedError("the backend of this iterator is closed")
-        self._backend.check_call()
-        if self.is_stale:
-            raise RuntimeError("the state was changed while it was iterated")
-        return next(self._steps)

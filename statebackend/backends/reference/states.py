@@ -20,20 +20,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from statebackend.backends.reference.base import ReferenceState, Stamped
 from statebackend.backends.reference.table import Place
-from statebackend.errors import SerializationError, SerializationTypeError
 from statebackend.state import (
     AggregatingState,
     FoldingState,
     KeyedListState,
     ReducingState,
     ValueState,
-    to_values,
+    elements_of,
 )
-from statebackend.types.serializers import TypeSerializer, serializer_for
+from statebackend.types.serializers import serializer_for
 
 if TYPE_CHECKING:
     from statebackend.backends.reference.backend import ReferenceKeyedBackend
@@ -84,7 +81,7 @@ class ReferenceListState(ReferenceState["tuple[Stamped, ...]"], KeyedListState):
     def add_all(self, values: Iterable[Any]) -> None:
         self.accessed()
         self._here()  # raises without a key, before the user's iterable is read: that may make another key current
-        given = self._elements_of(values)
+        given = elements_of(values, self.descriptor.element_type, self._where())
         self._append(self._here(), self._serialize_all(given))
 
     def _append(self, at: Place, data: list[bytes]) -> None:
@@ -95,7 +92,7 @@ class ReferenceListState(ReferenceState["tuple[Stamped, ...]"], KeyedListState):
     def update(self, values: Iterable[Any]) -> None:
         self.accessed()
         self._here()
-        given = self._elements_of(values)
+        given = elements_of(values, self.descriptor.element_type, self._where())
         at = self._here()
         data = self._serialize_all(given)
         if data:
@@ -107,22 +104,6 @@ class ReferenceListState(ReferenceState["tuple[Stamped, ...]"], KeyedListState):
     def _serialize_all(self, values: list[Any]) -> list[bytes]:
         return [self._serialize(self._serializer, value) for value in values]
 
-    def _elements_of(self, values: Any) -> list[Any]:
-        """The elements that a call was given."""
-        if values is None or isinstance(values, (str, bytes, bytearray)):
-            raise SerializationTypeError(
-                f"a {type(values).__name__} is not a collection of elements",
-                code="SERIALIZATION.NULL" if values is None else None,
-                detail=self._where(),
-                hint="give a list; clear() removes all elements" if values is None else "give a list",
-            )
-        if isinstance(values, (pa.Array, pa.ChunkedArray)):
-            try:
-                return to_values(values, self.descriptor.element_type)
-            except SerializationError as error:
-                raise error.at(self._where()) from None
-        return list(values)
-
     def merged(self, a: tuple[Stamped, ...], b: tuple[Stamped, ...]) -> tuple[Stamped, ...]:
         return a + b
 
@@ -130,7 +111,10 @@ class ReferenceListState(ReferenceState["tuple[Stamped, ...]"], KeyedListState):
 class _SingleState(ReferenceState[Stamped]):
     """One serialised value per key."""
 
-    _serializer: TypeSerializer
+    def __init__(self, backend: ReferenceKeyedBackend, descriptor: Any) -> None:
+        super().__init__(backend, descriptor)
+        (declared,) = descriptor.stored_types().values()
+        self._serializer = serializer_for(declared)
 
     def _any(self, stored: Stamped, wanted: Callable[[Stamped], bool]) -> bool:
         return wanted(stored)
@@ -179,16 +163,12 @@ class _SingleState(ReferenceState[Stamped]):
             left = a if self._expired(b) else b
             return None if self._expired(left) else self._stamp(left.data)
         first, second = (self._deserialize(self._serializer, each.data) for each in (a, b))
-        merged = self._serialize(self._serializer, self._backend.run(merge, first, second))
+        merged = self._serialize(self._serializer, self._backend._run(merge, first, second))
         return self._stamp(merged, max(a.timestamp, b.timestamp))
 
 
 class ReferenceValueState(_SingleState, ValueState):
     """A value."""
-
-    def __init__(self, backend: ReferenceKeyedBackend, descriptor: Any) -> None:
-        super().__init__(backend, descriptor)
-        self._serializer = serializer_for(descriptor.type)
 
     def value(self) -> Any:
         value = self._read()
@@ -203,12 +183,8 @@ class ReferenceValueState(_SingleState, ValueState):
             self._store(at, value)
 
 
-class ReferenceReducingState(_SingleState, ReducingState):
-    """A reduced value."""
-
-    def __init__(self, backend: ReferenceKeyedBackend, descriptor: Any) -> None:
-        super().__init__(backend, descriptor)
-        self._serializer = serializer_for(descriptor.type)
+class _AddingState(_SingleState):
+    """A value or an accumulator, which each added value replaces."""
 
     def get(self) -> Any:
         return self._read()
@@ -219,66 +195,48 @@ class ReferenceReducingState(_SingleState, ReducingState):
         if value is None:
             self.drop(at)
             return
-        value = self._deserialize(self._serializer, self._serialize(self._serializer, value))
+        declared = self._column_types()[0]  # type: ignore[attr-defined]
+        if declared is not None:
+            serializer = serializer_for(declared)
+            value = self._deserialize(serializer, self._serialize(serializer, value))
         old, timestamp = self._unexpired(at)
-        self._store(
-            at, value if old is None else self._backend.run(self._descriptor.reduce, old, value), timestamp
-        )
+        self._store(at, self._added(old, value), timestamp)
+
+    def _added(self, old: Any, value: Any) -> Any:
+        """The value to store when ``value`` is added to ``old``, which may be None."""
+        raise NotImplementedError
+
+
+class ReferenceReducingState(_AddingState, ReducingState):
+    """A reduced value."""
+
+    def _added(self, old: Any, value: Any) -> Any:
+        return value if old is None else self._backend._run(self._descriptor.reduce, old, value)
 
     def merged(self, a: Stamped, b: Stamped) -> Stamped | None:
         return self._merged_by(self._descriptor.reduce, a, b)
 
 
-class ReferenceAggregatingState(_SingleState, AggregatingState):
+class ReferenceAggregatingState(_AddingState, AggregatingState):
     """An accumulator of an aggregate."""
-
-    def __init__(self, backend: ReferenceKeyedBackend, descriptor: Any) -> None:
-        super().__init__(backend, descriptor)
-        self._serializer = serializer_for(descriptor.accumulator_type)
 
     def get(self) -> Any:
         accumulator = self._read()
-        return (
-            None
-            if accumulator is None
-            else self._backend.run(self._descriptor.aggregate.get_result, accumulator)
-        )
-
-    def add(self, value: Any) -> None:
-        self.accessed()
-        at = self._here()
-        if value is None:
-            self.drop(at)
-            return
-        if self._descriptor.type is not None:
-            serializer = serializer_for(self._descriptor.type)
-            value = self._deserialize(serializer, self._serialize(serializer, value))
-        accumulator, timestamp = self._unexpired(at)
         if accumulator is None:
-            accumulator = self._backend.run(self._descriptor.aggregate.create_accumulator)
-        self._store(at, self._backend.run(self._descriptor.aggregate.add, value, accumulator), timestamp)
+            return None
+        return self._backend._run(self._descriptor.aggregate.get_result, accumulator)
+
+    def _added(self, old: Any, value: Any) -> Any:
+        aggregate, run = self._descriptor.aggregate, self._backend._run
+        return run(aggregate.add, value, run(aggregate.create_accumulator) if old is None else old)
 
     def merged(self, a: Stamped, b: Stamped) -> Stamped | None:
         return self._merged_by(self._descriptor.aggregate.merge, a, b)
 
 
-class ReferenceFoldingState(_SingleState, FoldingState):
+class ReferenceFoldingState(_AddingState, FoldingState):
     """An accumulator of a fold."""
 
-    def __init__(self, backend: ReferenceKeyedBackend, descriptor: Any) -> None:
-        super().__init__(backend, descriptor)
-        self._serializer = serializer_for(descriptor.type)
-
-    def get(self) -> Any:
-        return self._read()
-
-    def add(self, value: Any) -> None:
-        self.accessed()
-        at = self._here()
-        if value is None:
-            self.drop(at)
-            return
-        accumulator, timestamp = self._unexpired(at)
-        if accumulator is None:
-            accumulator = self._backend.run(self._descriptor.initial_copy)
-        self._store(at, self._backend.run(self._descriptor.fold, accumulator, value), timestamp)
+    def _added(self, old: Any, value: Any) -> Any:
+        run = self._backend._run
+        return run(self._descriptor.fold, run(self._descriptor.initial_copy) if old is None else old, value)

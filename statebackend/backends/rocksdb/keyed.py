@@ -134,10 +134,6 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
         """The encoder of keys."""
         return self._encoder
 
-    def check_open(self) -> None:
-        """Raise `ClosedError` if it is closed."""
-        self._check_open()
-
     def begin_call(self) -> None:
         """Ask a given clock for the time of the call that begins; the machine's is asked when it is needed."""
         self._called_at = None if type(self._clock) is clocks.SystemClock else self._work_time()

@@ -16,14 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from statebackend._core.rocksdb.list_handle import ListHandle
 from statebackend._core.rocksdb.value_layouts import join_elements, split_elements
 from statebackend.backends.rocksdb.states import RocksDbState
 from statebackend.backends.rocksdb.vectorised import RocksDbListColumns
-from statebackend.errors import SerializationError, SerializationTypeError
-from statebackend.state import expired, to_values
+from statebackend.state import elements_of, expired
 from statebackend.types.serializers import serializer_for
 
 if TYPE_CHECKING:
@@ -81,19 +78,7 @@ class RocksDbListState(ListHandle, RocksDbListColumns, RocksDbState):
 
     def _elements_of(self, values: Any) -> list[Any]:
         """The elements that a call was given, as a new list."""
-        if values is None or isinstance(values, (str, bytes, bytearray)):
-            raise SerializationTypeError(
-                f"the elements of a list come as a collection, not as a {type(values).__name__}",
-                code="SERIALIZATION.NULL" if values is None else None,
-                detail=f"state {self.descriptor.name!r}",
-                hint="give a list; clear() removes all elements" if values is None else "give a list",
-            )
-        if isinstance(values, (pa.Array, pa.ChunkedArray)):
-            try:
-                return to_values(values, self.descriptor.element_type)
-            except SerializationError as error:
-                raise error.at(f"state {self.descriptor.name!r}") from None
-        return list(values)
+        return elements_of(values, self.descriptor.element_type, f"state {self.descriptor.name!r}")
 
     def merged(self, a: bytes, b: bytes) -> bytes:
         return a + b

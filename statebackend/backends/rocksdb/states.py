@@ -11,8 +11,7 @@ from statebackend._core.codecs.value_bytes import ValueBytes
 from statebackend._core.rocksdb.callbacks import ExpiryRules
 from statebackend._core.rocksdb.store import Store, Table
 from statebackend.columns.codec_choice import value_bytes
-from statebackend.errors import ClosedError
-from statebackend.state import KeyedState, StateTtlConfig, expired
+from statebackend.state import KeyedState, StateTtlConfig, WatchedIterator, expired
 from statebackend.types import Type
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class RocksDbState(KeyedState):
             self._shows_expired,
         )
         self._store = self.store
-        self._watches: weakref.WeakSet[_Watch] = weakref.WeakSet()
+        self._watches: weakref.WeakSet[WatchedIterator] = weakref.WeakSet()
 
     def _make_rules(self, descriptor: Any) -> ExpiryRules:
         config: StateTtlConfig | None = descriptor.ttl_config
@@ -129,29 +128,7 @@ class RocksDbState(KeyedState):
 
     def watched(self, place: bytes, steps: Iterator[Any]) -> Iterator[Any]:
         """Yield ``steps``, but raise if the collection at a place changes in between."""
-        watch = _Watch(self._backend.check_open, place, steps)
+        watch = WatchedIterator(self._backend, place, steps)
         self._watches.add(watch)
         self._is_watched_from_now_on()  # type: ignore[attr-defined]
         return watch
-
-
-class _Watch:
-    """An open iterator over a collection."""
-
-    def __init__(self, check_open: Callable[[], None], place: bytes, steps: Iterator[Any]) -> None:
-        self._check_open = check_open
-        self._steps = steps
-        self.place = place
-        self.is_stale = False
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            self._check_open()
-        except ClosedError:
-            raise ClosedError("the backend of this iterator is closed") from None
-        if self.is_stale:
-            raise RuntimeError("the state was changed while it was iterated")
-        return next(self._steps)
