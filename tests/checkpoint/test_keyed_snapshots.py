@@ -79,7 +79,7 @@ def test_any_history_of_commits_aborts_and_rollbacks_restores_to_memory(
     """Several in flight, some given up, rolled back to before the last commit, files merged in pieces in between."""
     monkeypatch.setattr(chain, "FAN", fan)
     monkeypatch.setattr(chain, "SMALLEST_BASE", smallest_base)
-    limit, size = ("PIECE_ROWS", 20) if fan == 2 else ("PIECE_BYTES", 500)
+    limit, size = ("PIECE_ROWS", 4) if fan == 2 else ("PIECE_BYTES", 100)
     monkeypatch.setattr(merged_rows, limit, size)
     other = "reference" if backend == "heap" else "heap"
     rewritten = 0

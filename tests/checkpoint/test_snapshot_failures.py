@@ -142,6 +142,19 @@ def test_nothing_is_merged_while_the_disk_has_no_room(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rewritten_base_is_not_built_on_in_another_store(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(tmp_path / "a") as store, open_store(tmp_path / "b") as other:
+        keyed, count, checkpoint_id = with_rewritten_base(backend, store, monkeypatch)
+        with keyed:
+            count.update_many([51], [8])
+            committed = other.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, other).result()])
+            assert [file.kind for file in committed.files.values()] == ["base"]
+            assert restored_counts(committed) == counts(count)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_two_stores_in_turn(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each checkpoint is whole in its own store, whichever base was rewritten for which."""
     monkeypatch.setattr(chain, "SMALLEST_BASE", 0)
