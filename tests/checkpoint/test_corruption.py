@@ -64,6 +64,8 @@ def test_any_change_of_a_manifest_is_found(three: Path) -> None:
         path.write_bytes(changed)
         assert refused(lambda: store.open(2), f"checkpoints/{path.name}"), how
         assert refused(store.latest, f"checkpoints/{path.name}"), how
+    for call in (store.checkpoints, lambda: store.open(0)):
+        assert refused(call, f"checkpoints/{path.name}"), "also older ones are known by the newest entry only"
     path.write_bytes(content)
     store.open(2).verify()
 
