@@ -24,7 +24,7 @@ from statebackend.runtime.event_time import EventTime, RowTimes
 from statebackend.runtime.job import Job
 from statebackend.runtime.origin import rows_identity
 from statebackend.state import ValueStateDescriptor
-from statebackend.types import LONG, ROW, STRING, TIMESTAMP, of
+from statebackend.types import LONG, STRING, TIMESTAMP, of
 
 BEAT = "statebackend_heartbeat"
 CLOCK = 1_700_000_000_000
@@ -148,23 +148,6 @@ def test_backends_of_the_ranges_take_all_keys_that_they_are_sent(sort: str, rng:
 
 def a_value() -> Any:
     return ValueStateDescriptor("n", LONG)
-
-
-def test_composite_keys_go_by_all_their_columns(rng: random.Random) -> None:
-    names = [rng.choice([None, "", "a", "héllo"]) for _ in range(300)]
-    numbers = [rng.choice([None, 0, -1, 2**31 - 1]) for _ in range(300)]
-    rows = pa.record_batch({"position": range(300), "name": names, "n": pa.array(numbers, pa.int32())})
-    job = a_job(["n", "name"], max_parallelism=50)
-    key_type = job.key_type({"n": "int", "name": "string"})
-    assert key_type == ROW(n=of("int"), name=STRING)
-    cut = Cutter(job, key_type, 3).cut(rows)
-    encoder = key_encoder(key_type)
-    seen = 0
-    for host, part in enumerate(cut.by_host):
-        for row in part.to_pylist():
-            assert encoder.key_group((row["n"], row["name"]), 50) in range_for(50, 3, host)
-        seen += part.num_rows
-    assert seen == 300, "a composite key is never null"
 
 
 def test_one_instant_in_any_zone_and_every_zero_and_nan_are_one_key() -> None:

@@ -83,13 +83,18 @@ def test_a_disk_without_room_costs_the_copy_alone(
         assert files._copies() == []
 
 
-def test_an_abandoned_file_has_no_copy(place: StoreFiles, tmp_path: Path) -> None:
+def test_a_file_that_is_abandoned_or_removed_has_no_copy(place: StoreFiles, tmp_path: Path) -> None:
     files = FilesWithCopies(place, str(tmp_path / "copies"))
     sink = files.create(NAME)
     sink.write(b"content")
     sink.abandon()
     sink.abandon()
     assert list((tmp_path / "copies").iterdir()) == []
+    files.write(NAME, b"content")
+    files.remove(NAME)
+    assert files._copies() == []
+    with pytest.raises(FileNotFoundError):
+        files.open_input(NAME)
 
 
 def test_copies_of_what_is_not_named_any_more_go(place: StoreFiles, tmp_path: Path) -> None:
@@ -106,15 +111,6 @@ def test_copies_of_what_is_not_named_any_more_go(place: StoreFiles, tmp_path: Pa
     assert len(files._copies()) == 1
     unfinished.finish()  # its copy is gone; it is not
     assert place.read(NAME) == b""
-
-
-def test_a_file_that_is_removed_has_no_copy(place: StoreFiles, tmp_path: Path) -> None:
-    files = FilesWithCopies(place, str(tmp_path / "copies"))
-    files.write(NAME, b"content")
-    files.remove(NAME)
-    assert files._copies() == []
-    with pytest.raises(FileNotFoundError):
-        files.open_input(NAME)
 
 
 def test_a_process_takes_over_what_a_killed_one_has_left(tmp_path: Path) -> None:
