@@ -11,6 +11,7 @@ from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_table import FIXED_CODES
 from statebackend.columns.codec_choice import holds_references, value_bytes
 from statebackend.columns.stored_columns import (
+    DTYPES,
     Array,
     Column,
     arrow_column,
@@ -31,15 +32,6 @@ _NUMBER_OF = {
     "TIMESTAMP_NTZ": "long",
     "STRING": "bytes",
     "BYTES": "bytes",
-}
-_DTYPES = {
-    "long": "<i8",
-    "int": "<i4",
-    "short": "<i2",
-    "byte": "i1",
-    "double": "<f8",
-    "float": "<f4",
-    "bool": "?",
 }
 _OVER_DOUBLES = {"avg": "average", "variance": "moments", "stddev": "moments"}
 
@@ -72,7 +64,7 @@ def aggregate_plan(aggregate: Any) -> AddPlan | None:
 def _typed(values: Any, plan: AddPlan) -> Any:
     """Rows of bytes as the numbers of the plan."""
     if plan.number in FIXED_CODES and values.ndim == 2:
-        return values.view(_DTYPES[plan.number]).reshape(-1)
+        return values.view(DTYPES[plan.number.upper()]).reshape(-1)
     return values
 
 

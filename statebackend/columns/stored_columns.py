@@ -42,7 +42,8 @@ from statebackend.types.serializers import serializer_for
 
 Array = np.ndarray[Any, Any]
 
-_DTYPES = {
+#: The numpy types of values that are stored as numbers, by the names of types.
+DTYPES = {
     "LONG": "<i8",
     "INT": "<i4",
     "SHORT": "<i2",
@@ -107,27 +108,15 @@ _PLAIN_FORMS = {"string_view": pa.large_string(), "binary_view": pa.large_binary
 
 def _zero(arrow: pa.DataType) -> pa.Scalar:
     types = pa.types
-    if types.is_decimal(arrow):
-        return (
-            pa.scalar(0, pa.int64()).cast(arrow)
-            if arrow.precision - arrow.scale >= 19
-            else _zero_decimal(arrow)
-        )
     if types.is_string(arrow) or types.is_large_string(arrow):
         return pa.scalar("", arrow)
-    if types.is_fixed_size_binary(arrow):
+    if types.is_fixed_size_binary(arrow) and not types.is_decimal(arrow):
         return pa.scalar(bytes(arrow.byte_width), arrow)
     if types.is_binary(arrow) or types.is_large_binary(arrow):
         return pa.scalar(b"", arrow)
-    if types.is_boolean(arrow):
-        return pa.scalar(False)
-    if types.is_floating(arrow) or types.is_integer(arrow) or types.is_temporal(arrow):
-        return pa.Array.from_buffers(arrow, 1, [None, pa.py_buffer(bytes(16))])[0]
+    if types.is_primitive(arrow) or types.is_decimal(arrow):
+        return pa.Array.from_buffers(arrow, 1, [None, pa.py_buffer(bytes(32))])[0]
     return pa.scalar(None, arrow)
-
-
-def _zero_decimal(arrow: pa.DataType) -> pa.Scalar:
-    return pa.Array.from_buffers(arrow, 1, [None, pa.py_buffer(bytes(arrow.byte_width))])[0]
 
 
 # --- whole columns ---
@@ -142,7 +131,7 @@ def _whole(column: Columnar, declared: Type) -> Any:
         return byte_runs_of(column, declared)
     if isinstance(declared, DecimalType) and declared.precision > 18:
         return _wide_decimals(column, declared)
-    if name not in _DTYPES and name not in _TICKS and not isinstance(declared, DecimalType):
+    if name not in DTYPES and name not in _TICKS and not isinstance(declared, DecimalType):
         return None
     try:
         numbers = ints_of(column, declared)
@@ -150,8 +139,8 @@ def _whole(column: Columnar, declared: Type) -> Any:
         return None
     if numbers is None:
         return None
-    if name in _DTYPES:
-        return numbers.astype(_DTYPES[name], copy=False)
+    if name in DTYPES:
+        return numbers.astype(DTYPES[name], copy=False)
     return _bytes_of(numbers.astype(_TICKS.get(name, "<i8"), copy=False))
 
 
@@ -178,7 +167,7 @@ def _floats(column: Columnar, name: str) -> Array | None:
     elif numbers.dtype.kind != "f":
         return None
     with np.errstate(over="ignore", invalid="ignore"):
-        floats: Array = numbers.astype(_DTYPES[name], copy=False)
+        floats: Array = numbers.astype(DTYPES[name], copy=False)
     # A number that rounds to infinity is out of range.
     if name == "FLOAT" and numbers.dtype.itemsize > 4 and (np.isinf(floats) & ~np.isinf(numbers)).any():
         return None
@@ -234,8 +223,8 @@ def _by_value(column: Columnar, declared: Type, nullable: bool) -> Column:
     if width is None or not in_entry(declared):
         return Column(runs_of_list(data), nulls)
     raw = np.frombuffer(b"".join(data), dtype=np.uint8)
-    if declared.name in _DTYPES:
-        return Column(raw.view(_DTYPES[declared.name]), nulls)
+    if declared.name in DTYPES:
+        return Column(raw.view(DTYPES[declared.name]), nulls)
     return Column(raw.reshape(len(values), width), nulls)
 
 
@@ -272,7 +261,7 @@ def double_column(column: Any, declared: Type) -> Column:
 def in_entry(declared: Type) -> bool:
     """Return True if entries hold the values of the type, with a fixed width; False if the arena holds them."""
     form = value_form(declared)
-    return isinstance(form, int) or declared.name in _DTYPES
+    return isinstance(form, int) or declared.name in DTYPES
 
 
 def stored_column(runs: tuple[Array, Array], declared: Type) -> Any:
@@ -281,8 +270,8 @@ def stored_column(runs: tuple[Array, Array], declared: Type) -> Any:
         return runs
     offsets, data = runs
     whole = data[int(offsets[0]) : int(offsets[-1])]
-    if declared.name in _DTYPES:
-        return whole.view(_DTYPES[declared.name])
+    if declared.name in DTYPES:
+        return whole.view(DTYPES[declared.name])
     return whole.reshape(len(offsets) - 1, serializer_for(declared).fixed_width or 0)
 
 

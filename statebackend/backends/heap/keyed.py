@@ -45,6 +45,7 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
     """Keyed state in the compiled core."""
 
     _states: dict[str, Any]
+    _timers: HeapTimers
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
         self.core.rollback(point)
         if self.mutation_watcher is not None:
             self.mutation_watcher.start_over()
-        self._timers._follow_rollback()  # type: ignore[union-attr]
+        self._timers._follow_rollback()
 
     def _forget_point(self, point: Any) -> None:
         self.core.release(point)
@@ -233,7 +234,6 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
 
     def _written_states(self) -> list[WrittenState]:
         """All states, and the timers, which the core keeps as states. Do not change the list: snapshots keep it."""
-        assert isinstance(self._timers, HeapTimers)
         made_of = (self.shape_changes, len(self._states))
         if self._written_made_of != made_of:
             self._written = [WrittenState(self, state) for state in self._states.values()]
@@ -262,7 +262,6 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
             load(self, state, op, batch)
 
     def _load_timers_of(self, domain: str, restored: RestoredState) -> None:
-        assert isinstance(self._timers, HeapTimers)
         self._timers.load_rows(domain, restored.rows)
 
     def _unload(self, state: Any) -> None:
@@ -276,7 +275,7 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
             self.core.arena.set_limit(self._max_bytes)
 
     def _drop_all(self) -> None:
-        self._timers._close()  # type: ignore[union-attr]
+        self._timers._close()
         for state in self._states.values():
             state._close()
         self._written = []

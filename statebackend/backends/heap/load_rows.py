@@ -24,7 +24,7 @@ from statebackend.checkpoint.keyed.merged_rows import last_of, numbered
 from statebackend.columns.codec_choice import holds_references
 from statebackend.columns.nested_columns import encoded_keys
 from statebackend.columns.stored_columns import Array, Column, value_column
-from statebackend.keys import KeyGroupRange, canonical_list, count_of, key_encoder, take_rows
+from statebackend.keys import KeyGroupRange, canonical_list, key_encoder, take_rows
 from statebackend.state import from_arrow, has_objects
 from statebackend.types import Type
 
@@ -131,13 +131,9 @@ class _Loading:
     def _put(self, keys: Any, rows: pa.RecordBatch) -> None:
         stamps = self._stamps(rows["timestamp"] if self._expires else None)
         if self._are_objects:
-            for key, value, number, stamp in zip(
-                canonical_list(keys),
-                self._objects(rows["value"]),
-                *_row_by_row(rows.num_rows, self._numbers, stamps),
-                strict=True,
-            ):
-                self._table.put(key, value, number, stamp)
+            _each_row(
+                self._table.put, canonical_list(keys), self._objects(rows["value"]), self._numbers, stamps
+            )
             return
         values, _ = self._values(rows["value"])
         kernels.update_many(self._table, keys, values, timestamp=stamps, **self._options)
@@ -171,13 +167,8 @@ class _Loading:
             stamps = self._stamps(of_lists.values.slice(int(ends[0]), int(ends[-1] - ends[0])))
         if self._are_objects:
             each = canonical_list(keys)
-            for owner, value, number, stamp in zip(
-                owners.tolist(),
-                self._objects(elements),
-                *_row_by_row(len(elements), numbers, stamps),
-                strict=True,
-            ):
-                self._table.append(each[owner], value, number, stamp)
+            owner_keys = [each[owner] for owner in owners.tolist()]
+            _each_row(self._table.append, owner_keys, self._objects(elements), numbers, stamps)
             return
         values, _ = self._values(elements)
         kernels.append_many(
@@ -188,14 +179,8 @@ class _Loading:
     def _put_entries(self, keys: Any, map_keys: Any, rows: pa.RecordBatch) -> None:
         stamps = self._stamps(rows["timestamp"] if self._expires else None)
         if self._are_objects:
-            for key, map_key, value, number, stamp in zip(
-                canonical_list(keys),
-                canonical_list(map_keys),
-                self._objects(rows["value"]),
-                *_row_by_row(rows.num_rows, self._numbers, stamps),
-                strict=True,
-            ):
-                self._maps.put(key, map_key, value, number, stamp)
+            columns = canonical_list(keys), canonical_list(map_keys), self._objects(rows["value"])
+            _each_row(self._maps.put, *columns, self._numbers, stamps)
             return
         stored, nulls = self._values(rows["value"])
         map_kernels.put_many(
@@ -206,17 +191,11 @@ class _Loading:
         if not self._are_objects:
             map_kernels.remove_many(self._maps, keys, map_keys, **self._options)
             return
-        for key, map_key, number in zip(
-            canonical_list(keys),
-            canonical_list(map_keys),
-            *_row_by_row(count_of(keys), self._numbers),
-            strict=True,
-        ):
-            self._maps.remove(key, map_key, number)
+        _each_row(self._maps.remove, canonical_list(keys), canonical_list(map_keys), self._numbers)
 
     def _drop(self, keys: Any) -> None:
         """Remove whatever the keys have."""
-        one: Callable[[Any, int], Any] | None = None
+        one: Callable[..., Any] | None = None
         if self._maps is not None:
             one = self._maps.clear
         elif self._are_objects:
@@ -224,12 +203,11 @@ class _Loading:
         if one is None:
             kernels.remove_many(self._table, keys, **self._options)
             return
-        for key, number in zip(
-            canonical_list(keys), *_row_by_row(count_of(keys), self._numbers), strict=True
-        ):
-            one(key, number)
+        _each_row(one, canonical_list(keys), self._numbers)
 
 
-def _row_by_row(count: int, *columns: Any) -> list[list[Any]]:
-    """The columns as lists; what is one for all rows is repeated."""
-    return [np.broadcast_to(column, count).tolist() for column in columns]
+def _each_row(write: Callable[..., Any], keys: list[Any], *columns: Any) -> None:
+    """Call ``write`` for each row. A column is a list, an array, or one number for all rows."""
+    lists = (c if isinstance(c, list) else np.broadcast_to(c, len(keys)).tolist() for c in columns)
+    for row in zip(keys, *lists, strict=True):
+        write(*row)

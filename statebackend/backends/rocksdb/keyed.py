@@ -39,7 +39,7 @@ from statebackend.backends.rocksdb.single import (
     RocksDbValueState,
 )
 from statebackend.backends.rocksdb.snapshots import RocksDbChanges, RocksDbPoints, RocksDbView
-from statebackend.backends.rocksdb.timers import Queue, RocksDbTimers
+from statebackend.backends.rocksdb.timers import RocksDbTimers
 from statebackend.backends.rocksdb.vectorised import chosen_rows
 from statebackend.backends.rocksdb.written_states import WrittenState
 from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, PendingSnapshot, StateSnapshot
@@ -101,6 +101,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
     """Keyed state in a database of its own."""
 
     _states: dict[str, Any]
+    _timers: RocksDbTimers
 
     def __init__(self, key_type: Any, *, settings: Settings, **options: Any) -> None:
         CompiledKeyedBackend.__init__(self, key_type, **options)
@@ -401,7 +402,6 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
 
     def _mark_point(self) -> _Mark:
         self._let_expire()
-        assert isinstance(self._timers, RocksDbTimers)
         if not len(self._marks):
             self._drop_lost_marks()
             self._end_batch()  # what was written without a mark, or could not be written after the last one
@@ -410,7 +410,6 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
         return _Mark(self.store.mark(), self.changes.open(is_of_mark=True), self._timers.mark())
 
     def _return_to(self, point: _Mark) -> None:
-        assert isinstance(self._timers, RocksDbTimers)
         self.store.roll_back(point.number)
         self.changes.back_to(point.segment)
         self._timers.return_to(point.timers)
@@ -469,10 +468,9 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
 
     def written_states(self) -> list[WrittenState]:
         """All states, and the timers, as snapshots write them."""
-        assert isinstance(self._timers, RocksDbTimers)
         states = [WrittenState(self, each.descriptor, each.table) for each in self._states.values()]
-        timers = self._timers.tables().items()
-        return states + [WrittenState(self, timer_state(domain), table) for domain, table in timers]
+        timers = self._timers.queues.items()
+        return states + [WrittenState(self, timer_state(domain), queue.by_key) for domain, queue in timers]
 
     def _open_view(self, expired_at: ExpiredAt) -> RocksDbView:
         return RocksDbView(self, expired_at)
@@ -491,7 +489,6 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
         load(self, state, rows)
 
     def _load_timers_of(self, domain: str, restored: RestoredState) -> None:
-        assert isinstance(self._timers, RocksDbTimers)
         name = restored.description.name
         if self.native.has_all_key_groups:  # else what is in the order of firing has those of others, too
             with self.native.adopting(name, name + BY_TIME) as are_held:
@@ -502,11 +499,6 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
         self.native.forget(name)
 
     # --- files of the database ---
-
-    def queues(self) -> dict[str, Queue]:
-        """The timers of each domain that has had one."""
-        assert isinstance(self._timers, RocksDbTimers)
-        return self._timers.queues()
 
     def _snapshot_to_adopt(self) -> NativeSnapshot | None:
         if self._settings.checkpoints != "native":

@@ -298,7 +298,7 @@ def families_of(backend: RocksDbKeyedBackend) -> list[NativeFamily]:
         )
         for name, state in backend._states.items()
     ]
-    for domain, queue in backend.queues().items():
+    for domain, queue in backend._timers.queues.items():
         name = timer_state(domain).name
         has_namespaces = queue.by_key.has_namespaces
         found.append(NativeFamily(name, queue.by_key.family.name, "map_entry", 0, has_namespaces))

@@ -85,7 +85,7 @@ def load_timers(
                 keys = composed_keys(backend, timers, op, batch)
                 if op is Op.PUT:
                     firing, groups = by_time_many(*keys)
-                    by_key.add(keys, _same(queue.value, batch.num_rows))
+                    by_key.add(keys, _same(_VALUE, batch.num_rows))
                     by_time.add(firing, groups)
                     queue.count += batch.num_rows
                     continue
@@ -128,9 +128,6 @@ class _Mark(NamedTuple):
 class Queue:
     """The timers of a domain."""
 
-    #: What is stored for each by key.
-    value = _VALUE
-
     def __init__(self, by_key: Table, by_time: Table) -> None:
         self.by_key = by_key
         self.by_time = by_time
@@ -146,15 +143,12 @@ class RocksDbTimers(Timers):
         super().__init__(backend)
         self._store: Store = backend.store
         self._is_int = backend.has_int_keys
-        self._queues: dict[str, Queue] = {}
+        #: The domains that have had a timer.
+        self.queues: dict[str, Queue] = {}
         self._fired = 0
 
-    def tables(self) -> dict[str, Table]:
-        """The table by key of each domain that has had a timer."""
-        return {domain: queue.by_key for domain, queue in self._queues.items()}
-
     def _queue(self, domain: str) -> Queue:
-        queue = self._queues.get(domain)
+        queue = self.queues.get(domain)
         if queue is None:
             name = timer_state(domain).name
             tables = [
@@ -167,12 +161,8 @@ class RocksDbTimers(Timers):
                 )
                 for table in (name, name + BY_TIME)
             ]
-            queue = self._queues[domain] = Queue(*tables)
+            queue = self.queues[domain] = Queue(*tables)
         return queue
-
-    def queues(self) -> dict[str, Queue]:
-        """The domains that have had a timer."""
-        return self._queues
 
     def adopt_rows(self, domain: str, changes: Iterable[GroupedBatch]) -> None:
         """Take over the tables of a domain that the database has, and apply changes to them. O(timers)."""
@@ -207,7 +197,7 @@ class RocksDbTimers(Timers):
             queue.floor = min(queue.floor, time + behind)
 
     def delete(self, timestamp: int, domain: str = "event") -> None:
-        timestamp, queue = checked_time(timestamp), self._queues.get(checked_domain(domain))
+        timestamp, queue = checked_time(timestamp), self.queues.get(checked_domain(domain))
         _, place, behind = self._place()
         time = map_key_suffix(timestamp)
         if queue is not None and self._store.get_at(queue.by_key, place + time) is not None:
@@ -221,7 +211,7 @@ class RocksDbTimers(Timers):
             queue.count -= 1
 
     def pending(self, domain: str = "event") -> list[int]:
-        queue = self._queues.get(checked_domain(domain))
+        queue = self.queues.get(checked_domain(domain))
         _, place, _ = self._place()
         if queue is None:
             return []
@@ -238,7 +228,7 @@ class RocksDbTimers(Timers):
 
     def _take_due(self, now: int, domain: str) -> int | None:
         self._backend._check_open()
-        queue = self._queues.get(domain)
+        queue = self.queues.get(domain)
         first = None if queue is None else self._first(queue)
         if queue is None or first is None:
             return None
@@ -255,13 +245,13 @@ class RocksDbTimers(Timers):
 
     def next_due(self, domain: str = "event") -> int | None:
         self._backend._check_open()
-        queue = self._queues.get(checked_domain(domain))
+        queue = self.queues.get(checked_domain(domain))
         first = None if queue is None else self._first(queue)
         return None if first is None else map_key_of(first[0][:8], True)
 
     def count(self, domain: str = "event") -> int:
         self._backend._check_open()
-        queue = self._queues.get(checked_domain(domain))
+        queue = self.queues.get(checked_domain(domain))
         return 0 if queue is None else queue.count
 
     @property
@@ -270,7 +260,7 @@ class RocksDbTimers(Timers):
 
     def _all_rows(self, first_group: int, last_group: int) -> Iterable[TimerRow]:
         for domain in DOMAINS:
-            queue = self._queues.get(domain)
+            queue = self.queues.get(domain)
             for key, _ in (
                 [] if queue is None else self._store.rows(queue.by_key, b"", group_prefix(first_group))
             ):
@@ -283,15 +273,15 @@ class RocksDbTimers(Timers):
 
     def mark(self) -> _Mark:
         """What `return_to` needs to find back."""
-        queues = self._queues.items()
+        queues = self.queues.items()
         return _Mark({name: each.count for name, each in queues}, {name: each.floor for name, each in queues})
 
     def return_to(self, mark: _Mark) -> None:
         """Follow a rollback of the tables."""
-        for domain, queue in self._queues.items():
+        for domain, queue in self.queues.items():
             queue.count = mark.counts.get(domain, 0)
             queue.floor = mark.floors.get(domain, b"")
 
     def close(self) -> None:
         """Let go of the tables."""
-        self._queues.clear()
+        self.queues.clear()
