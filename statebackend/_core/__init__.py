@@ -18,6 +18,9 @@ a core makes its own snapshots, so it loads `snapshots` late.
     |  memory     extents, runs, blobs; logs                    |
     +-----------------------------------------------------------+
 
+The backend on RocksDB uses `codecs`, and the key, namespace and time of `handles`. It has three rooms of its own,
+`rocksdb/binding`, `rocksdb/overlay` and `rocksdb/handles`: see `rocksdb/__init__.py`.
+
 Five modules stand at the door, below all rooms, because they know no state: `key_groups` hashes keys as Spark does,
 `crc32c` sums files, `row_digest` hashes columns, `wall_clock` reads the machine's clock as seldom as possible, `pulse`
 exchanges signs of life between processes.

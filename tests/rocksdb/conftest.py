@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from left_alive import left_alive
 
-from statebackend._core.rocksdb import library
-from statebackend._core.rocksdb.database import Database
-from statebackend._core.rocksdb.options import Options
+from statebackend._core.rocksdb.binding import library
+from statebackend._core.rocksdb.binding.database import Database
+from statebackend._core.rocksdb.binding.options import Options
 from statebackend.backends.rocksdb.location import find_library
 
 HAS_LIBRARY = importlib.util.find_spec("pyspark") is not None

@@ -11,7 +11,7 @@ import pytest
 from rocks import run
 
 import statebackend as sb
-from statebackend._core.rocksdb import library
+from statebackend._core.rocksdb.binding import library
 from statebackend.backends.rocksdb.figures import background_work, stalls
 from statebackend.backends.rocksdb.location import LIBRARY, find_library
 
@@ -21,7 +21,7 @@ import statebackend as sb
 found = sb.available_backends()["rocksdb"]
 print(found.is_available, found.reason)
 print(*(found.library or {}).values(), sep="|")
-from statebackend._core.rocksdb.library import loaded_path
+from statebackend._core.rocksdb.binding.library import loaded_path
 assert loaded_path() is None
 assert not any("rocksdb" in os.path.basename(line.split()[-1]) and ".so" in line and "jni" in line
                for line in open("/proc/self/maps")), "mapped"

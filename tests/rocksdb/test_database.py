@@ -23,8 +23,8 @@ from rocks import (
     texts,
 )
 
-from statebackend._core.rocksdb import database as database_module
-from statebackend._core.rocksdb import library
+from statebackend._core.rocksdb.binding import database as database_module
+from statebackend._core.rocksdb.binding import library
 from statebackend.errors import ClosedError, StateBackendError, StoreError, UsageError
 
 pytestmark = pytest.mark.checked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rocks import Database, Iterator, texts
 
-from statebackend._core.rocksdb.iterators import successor
+from statebackend._core.rocksdb.binding.iterators import successor
 from statebackend.errors import UsageError
 
 pytestmark = pytest.mark.checked

@@ -16,7 +16,7 @@ import os, sys, time
 import numpy as np
 import pyarrow as pa
 import statebackend as sb
-from statebackend._core.rocksdb.composite_keys import group_prefix, parts_of
+from statebackend._core.rocksdb.overlay.composite_keys import group_prefix, parts_of
 
 folder, total, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 WIDTH, ROWS = 1000, 5000

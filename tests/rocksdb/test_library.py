@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rocks import find_library, open_database, run
 
-from statebackend._core.rocksdb import library
+from statebackend._core.rocksdb.binding import library
 from statebackend.errors import BackendUnavailableError, ClosedError, StoreError, UsageError
 
 pytestmark = pytest.mark.checked
@@ -34,7 +34,7 @@ def test_a_process_that_has_mapped_another_copy_is_refused(tmp_path: Path, mode:
         f"""
 import ctypes, os
 other = ctypes.CDLL(sys.argv[1], mode=ctypes.{mode})
-from statebackend._core.rocksdb import library
+from statebackend._core.rocksdb.binding import library
 from statebackend.errors import BackendUnavailableError
 try:
     library.load(sys.argv[2])
@@ -54,7 +54,8 @@ def test_nothing_works_before_a_library_is_loaded_and_no_other_file_is_one(tmp_p
     done = run(
         """
 import math, sys
-from statebackend._core.rocksdb import library, options
+from statebackend._core.rocksdb.binding import library
+from statebackend._core.rocksdb.binding import options
 from statebackend.errors import BackendUnavailableError, UsageError
 for call in (library.version, options.Options, lambda: options.MemoryBudget(1 << 30)):
     try:

@@ -250,5 +250,5 @@ def test_the_systems_library_comes_last(
 
 
 def test_the_unpacked_library_loads(cache: Path) -> None:
-    done = run("from statebackend._core.rocksdb import library; print(library.version())")
+    done = run("from statebackend._core.rocksdb.binding import library; print(library.version())")
     assert done.stdout.strip() != "unknown"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rocks import rows, texts
 
-from statebackend._core.rocksdb.noted_keys import NOT_NOTED, NotedKeys
+from statebackend._core.rocksdb.overlay.noted_keys import NOT_NOTED, NotedKeys
 
 pytestmark = pytest.mark.checked
 

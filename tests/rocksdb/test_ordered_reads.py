@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rocks import CommittedClock, Database, ExpiryRules, WriteBatch, open_database, rows, texts
 
-from statebackend._core.rocksdb.ordered_reads import read_many
-from statebackend._core.rocksdb.store import Store
+from statebackend._core.rocksdb.overlay.ordered_reads import read_many
+from statebackend._core.rocksdb.overlay.store import Store
 from statebackend.errors import ClosedError, StoreError
 
 pytestmark = pytest.mark.checked

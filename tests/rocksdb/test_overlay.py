@@ -14,8 +14,8 @@ import pytest
 from meddling import Meddler
 from rocks import CommittedClock, Database, ExpiryRules, Options, WriteBatch, rows, texts
 
-from statebackend._core.rocksdb.store import Store, Table
-from statebackend._core.rocksdb.walks import Walk
+from statebackend._core.rocksdb.overlay.store import Store, Table
+from statebackend._core.rocksdb.overlay.walks import Walk
 from statebackend.errors import UsageError
 from statebackend.keys import runs_of_list
 

@@ -9,7 +9,7 @@ import pytest
 from rocks import rows, texts
 
 import statebackend as sb
-from statebackend._core.rocksdb.sorted_rows import picked, sorted_order
+from statebackend._core.rocksdb.overlay.sorted_rows import picked, sorted_order
 
 pytestmark = pytest.mark.checked
 

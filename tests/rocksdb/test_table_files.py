@@ -10,7 +10,7 @@ import pytest
 from rocks import CommittedClock, Database, ExpiryRules, Iterator, Options, rows
 
 import statebackend as sb
-from statebackend._core.rocksdb.table_files import TableFile, ingest
+from statebackend._core.rocksdb.binding.table_files import TableFile, ingest
 
 pytestmark = pytest.mark.checked
 

@@ -12,12 +12,12 @@ import numpy as np
 import processes
 from numpy.typing import NDArray
 
-from statebackend._core.rocksdb.batches import WriteBatch
-from statebackend._core.rocksdb.callbacks import CommittedClock, ExpiryRules
-from statebackend._core.rocksdb.database import ColumnFamily, Database
-from statebackend._core.rocksdb.iterators import Iterator
-from statebackend._core.rocksdb.library import live_counters, load
-from statebackend._core.rocksdb.options import MemoryBudget, Options
+from statebackend._core.rocksdb.binding.batches import WriteBatch
+from statebackend._core.rocksdb.binding.callbacks import CommittedClock, ExpiryRules
+from statebackend._core.rocksdb.binding.database import ColumnFamily, Database
+from statebackend._core.rocksdb.binding.iterators import Iterator
+from statebackend._core.rocksdb.binding.library import live_counters, load
+from statebackend._core.rocksdb.binding.options import MemoryBudget, Options
 from statebackend.backends.rocksdb.location import find_library
 
 __all__ = [

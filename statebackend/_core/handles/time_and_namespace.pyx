@@ -2,7 +2,7 @@
 
     TimeAndNamespace
       KeyContext      `_core.handles.key_context`, heap: the key as tables look it up
-      CurrentKey      `_core.rocksdb.current_key`: the key in front of composite keys
+      CurrentKey      `_core.rocksdb.handles.current_key`: the key in front of composite keys
 
 Time. A clock given by the caller is read when a key is set. The machine's clock is read when a state with a TTL first
 asks for the time after that, so programs without TTL do not pay for it.

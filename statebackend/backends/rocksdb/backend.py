@@ -87,8 +87,8 @@ class RocksDbBackend(StateBackend):
 def _binding() -> Any:
     """The module that binds the library."""
     try:
-        importlib.import_module("statebackend._core.rocksdb.store")
-        return importlib.import_module("statebackend._core.rocksdb.library")
+        importlib.import_module("statebackend._core.rocksdb.overlay.store")
+        return importlib.import_module("statebackend._core.rocksdb.binding.library")
     except ImportError as error:
         raise BackendUnavailableError(
             f"its extension is not built ({error}); build it with 'python setup.py build_ext --inplace'",

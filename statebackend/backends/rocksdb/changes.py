@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from statebackend._core.rocksdb.noted_keys import NotedKeys
+from statebackend._core.rocksdb.overlay.noted_keys import NotedKeys
 
 #: Writes are refused where these are to take what they change.
 _REFUSING = NotedKeys(is_busy=True)

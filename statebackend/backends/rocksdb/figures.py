@@ -14,9 +14,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from statebackend._core.rocksdb import library
-from statebackend._core.rocksdb.database import ColumnFamily, Database
-from statebackend._core.rocksdb.options import MemoryBudget
+from statebackend._core.rocksdb.binding import library
+from statebackend._core.rocksdb.binding.database import ColumnFamily, Database
+from statebackend._core.rocksdb.binding.options import MemoryBudget
 
 #: The pool that flushes; compactions run in the others, or in the thread that asks for one.
 _FLUSHING = "High"

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from statebackend._core.rocksdb.callbacks import CommittedClock, ExpiryRules
-from statebackend._core.rocksdb.composite_keys import composite_key, parts_of, place_of
-from statebackend._core.rocksdb.current_key import CurrentKey
-from statebackend._core.rocksdb.noted_keys import CLEARED, NOT_NOTED
-from statebackend._core.rocksdb.ordered_reads import read_many
-from statebackend._core.rocksdb.store import Store, Table
+from statebackend._core.rocksdb.binding.callbacks import CommittedClock, ExpiryRules
+from statebackend._core.rocksdb.handles.current_key import CurrentKey
+from statebackend._core.rocksdb.overlay.composite_keys import composite_key, parts_of, place_of
+from statebackend._core.rocksdb.overlay.noted_keys import CLEARED, NOT_NOTED
+from statebackend._core.rocksdb.overlay.ordered_reads import read_many
+from statebackend._core.rocksdb.overlay.store import Store, Table
 from statebackend.backends.rocksdb.changes import Changes, Segment
 from statebackend.backends.rocksdb.figures import figures_of_database, figures_of_state
 from statebackend.backends.rocksdb.lists import RocksDbListState

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from statebackend._core.rocksdb.list_handle import ListHandle
-from statebackend._core.rocksdb.value_layouts import join_elements, split_elements
+from statebackend._core.rocksdb.handles.list_handle import ListHandle
+from statebackend._core.rocksdb.handles.value_layouts import join_elements, split_elements
 from statebackend.backends.rocksdb.states import RocksDbState
 from statebackend.backends.rocksdb.vectorised import RocksDbListColumns
 from statebackend.state import elements_of, expired

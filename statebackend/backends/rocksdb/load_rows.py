@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from statebackend._core.rocksdb.batches import WriteBatch
-from statebackend._core.rocksdb.composite_keys import compose_many
-from statebackend._core.rocksdb.database import ColumnFamily
-from statebackend._core.rocksdb.iterators import successor
-from statebackend._core.rocksdb.sorted_rows import picked, sorted_order
-from statebackend._core.rocksdb.store import Table
-from statebackend._core.rocksdb.table_files import TableFile, ingest
-from statebackend._core.rocksdb.value_layouts import join_lists, join_values
+from statebackend._core.rocksdb.binding.batches import WriteBatch
+from statebackend._core.rocksdb.binding.database import ColumnFamily
+from statebackend._core.rocksdb.binding.iterators import successor
+from statebackend._core.rocksdb.binding.table_files import TableFile, ingest
+from statebackend._core.rocksdb.handles.value_layouts import join_lists, join_values
+from statebackend._core.rocksdb.overlay.composite_keys import compose_many
+from statebackend._core.rocksdb.overlay.sorted_rows import picked, sorted_order
+from statebackend._core.rocksdb.overlay.store import Table
 from statebackend.backends.rocksdb.written_states import Array, Runs, groups_of, joined_runs
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed.description import value_role

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from statebackend._core.rocksdb.map_handle import MapHandle
+from statebackend._core.rocksdb.handles.map_handle import MapHandle
 from statebackend.backends.rocksdb.states import RocksDbState
 from statebackend.backends.rocksdb.vectorised import RocksDbMapColumns
 from statebackend.columns.codec_choice import key_codec

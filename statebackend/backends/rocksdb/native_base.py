@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from statebackend._core.rocksdb.callbacks import ExpiryRules
-from statebackend._core.rocksdb.composite_keys import group_prefix
-from statebackend._core.rocksdb.library import version
+from statebackend._core.rocksdb.binding.callbacks import ExpiryRules
+from statebackend._core.rocksdb.binding.library import version
+from statebackend._core.rocksdb.overlay.composite_keys import group_prefix
 from statebackend.backends.rocksdb.load_rows import load
 from statebackend.backends.rocksdb.native_families import (
     BY_TIME,

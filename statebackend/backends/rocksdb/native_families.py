@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from statebackend._core.rocksdb.database import ColumnFamily
+from statebackend._core.rocksdb.binding.database import ColumnFamily
 from statebackend.checkpoint.keyed import StateDescription
 from statebackend.checkpoint.store.sealed import Malformed, instance, integer, members_of
 from statebackend.errors import CorruptCheckpointError, SerializationError

@@ -35,9 +35,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from statebackend._core.rocksdb.callbacks import CommittedClock, ExpiryRules
-from statebackend._core.rocksdb.database import ColumnFamily, Database, families_in
-from statebackend._core.rocksdb.options import MemoryBudget, Options
+from statebackend._core.rocksdb.binding.callbacks import CommittedClock, ExpiryRules
+from statebackend._core.rocksdb.binding.database import ColumnFamily, Database, families_in
+from statebackend._core.rocksdb.binding.options import MemoryBudget, Options
 from statebackend.backends.rocksdb.options import column_family_settings, database_settings, predefined
 from statebackend.backends.rocksdb.settings import Settings
 from statebackend.errors import CorruptCheckpointError, StoreError

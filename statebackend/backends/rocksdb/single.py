@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from statebackend._core.batches import adding_kernels, kernels
-from statebackend._core.rocksdb.single_handles import (
+from statebackend._core.rocksdb.handles.single_handles import (
     AggregatingHandle,
     FoldingHandle,
     ReducingHandle,
     ValueHandle,
 )
-from statebackend._core.rocksdb.sorted_rows import order_and_places, picked
-from statebackend._core.rocksdb.value_layouts import join_values, seen_values, split_values
+from statebackend._core.rocksdb.handles.value_layouts import join_values, seen_values, split_values
+from statebackend._core.rocksdb.overlay.sorted_rows import order_and_places, picked
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from statebackend._core.rocksdb.noted_keys import CLEARED, NotedKeys
-from statebackend._core.rocksdb.sorted_rows import are_below, picked
-from statebackend._core.rocksdb.walks import Walk
+from statebackend._core.rocksdb.overlay.noted_keys import CLEARED, NotedKeys
+from statebackend._core.rocksdb.overlay.sorted_rows import are_below, picked
+from statebackend._core.rocksdb.overlay.walks import Walk
 from statebackend.backends.rocksdb.changes import Segment
 from statebackend.backends.rocksdb.vectorised import chosen_rows
 from statebackend.backends.rocksdb.written_states import Array, Runs, WrittenState, groups_of

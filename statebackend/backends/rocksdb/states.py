@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from statebackend._core.codecs.value_bytes import ValueBytes
-from statebackend._core.rocksdb.callbacks import ExpiryRules
-from statebackend._core.rocksdb.store import Store, Table
+from statebackend._core.rocksdb.binding.callbacks import ExpiryRules
+from statebackend._core.rocksdb.overlay.store import Store, Table
 from statebackend.columns.codec_choice import value_bytes
 from statebackend.state import KeyedState, StateTtlConfig, WatchedIterator, expired
 from statebackend.types import Type

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from statebackend._core.rocksdb.batches import WriteBatch
-from statebackend._core.rocksdb.composite_keys import (
+from statebackend._core.rocksdb.binding.batches import WriteBatch
+from statebackend._core.rocksdb.overlay.composite_keys import (
     by_time_many,
     composite_key,
     group_prefix,
@@ -40,7 +40,7 @@ from statebackend._core.rocksdb.composite_keys import (
     map_key_suffix,
     parts_of,
 )
-from statebackend._core.rocksdb.store import Store, Table
+from statebackend._core.rocksdb.overlay.store import Store, Table
 from statebackend.backends.rocksdb.load_rows import Gathered, apply, composed_keys
 from statebackend.backends.rocksdb.maps import PRESENT
 from statebackend.backends.rocksdb.native_families import BY_TIME

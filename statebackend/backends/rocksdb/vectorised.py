@@ -13,8 +13,7 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
-from statebackend._core.rocksdb.composite_keys import compose_many
-from statebackend._core.rocksdb.value_layouts import (
+from statebackend._core.rocksdb.handles.value_layouts import (
     are_expired,
     join_lists,
     join_values,
@@ -22,6 +21,7 @@ from statebackend._core.rocksdb.value_layouts import (
     set_stamps,
     split_lists,
 )
+from statebackend._core.rocksdb.overlay.composite_keys import compose_many
 from statebackend.columns.calls import (
     Call,
     ColumnsState,

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from statebackend._core.rocksdb.composite_keys import split_many
-from statebackend._core.rocksdb.store import Table
-from statebackend._core.rocksdb.value_layouts import split_lists, split_values
+from statebackend._core.rocksdb.handles.value_layouts import split_lists, split_values
+from statebackend._core.rocksdb.overlay.composite_keys import split_many
+from statebackend._core.rocksdb.overlay.store import Table
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import state_schema
 from statebackend.checkpoint.keyed.description import value_role
