@@ -1,6 +1,5 @@
 """The scalar calls of a keyed backend on RocksDB.
 
 `current_key` sets the key, namespace and time. `base_handle` has the common part of all handles; `single_handles`,
-`list_handle` and `map_handle` have the calls of each kind of state. `value_layouts` says which bytes are stored, and
-`held` keeps bytes that were read while they are decoded.
+`list_handle` and `map_handle` have the calls of each kind of state. `value_layouts` says which bytes are stored.
 """

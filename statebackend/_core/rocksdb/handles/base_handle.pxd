@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
 from statebackend._core.rocksdb.binding.batches cimport Write
+from statebackend._core.rocksdb.binding.database cimport Database, Pinned
 from statebackend._core.rocksdb.handles.current_key cimport CurrentKey
 from statebackend._core.rocksdb.overlay.store cimport Store, Table
 from statebackend._core.codecs.type_codec cimport Room
@@ -12,6 +13,13 @@ from statebackend._core.codecs.value_bytes cimport ValueBytes
 
 cdef enum:
     STAMP_BYTES = 8
+    FEW = 512                         # bytes of a value that are held without an object
+
+cdef struct Held:
+    # A copy of a value that was read. Decoding may run the user's code, which may write or close the backend.
+    const char *data
+    size_t size
+    char few[512]
 
 
 cdef class BaseHandle:
@@ -39,6 +47,7 @@ cdef class BaseHandle:
 
 
 cdef object damaged()
+cdef object hold(Database database, Pinned *found, Held *held)
 
 cdef inline int64_t stamp_at(const char *stored) noexcept nogil:
     cdef int64_t stamp

@@ -7,11 +7,14 @@ Order of work. The user's code (serializers, functions) runs inside the call: ca
 `close()` waits until the call is over. What is given (an iterable, a mapping) is taken before.
 """
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t
+from libc.string cimport memcpy
 
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.rocksdb.binding.batches cimport Write
+from statebackend._core.rocksdb.binding.database cimport Database, Pinned
 from statebackend._core.rocksdb.handles.current_key cimport CurrentKey
 from statebackend._core.rocksdb.overlay.overlay cimport come_out, go_inside
 from statebackend._core.rocksdb.overlay.store cimport Table
@@ -25,6 +28,23 @@ from statebackend.errors import StoreError
 cdef object damaged():
     return StoreError("a value of the database cannot be read", code="STORE.DATABASE_CORRUPT",
                       hint="restore the state from a checkpoint")
+
+
+cdef object hold(Database database, Pinned *found, Held *held):
+    """Copy a value that was pinned, and unpin it; returns what keeps the copy, if it is longer than `held` itself."""
+    cdef bytes owner = None
+    held.size = found.size
+    if found.size <= FEW:
+        memcpy(held.few, found.data, found.size)
+        held.data = held.few
+        database.unpin(found)
+        return None
+    try:
+        owner = PyBytes_FromStringAndSize(found.data, found.size)
+    finally:
+        database.unpin(found)
+    held.data = PyBytes_AS_STRING(owner)
+    return owner
 
 
 cdef class BaseHandle:

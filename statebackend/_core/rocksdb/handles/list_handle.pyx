@@ -9,12 +9,11 @@ from libc.string cimport memcpy, memset
 
 from statebackend._core.codecs.type_codec cimport Room, close_room, open_room, take_room
 from statebackend._core.memory.platform cimport unlikely
-from statebackend._core.rocksdb.handles.base_handle cimport STAMP_BYTES, BaseHandle, damaged
+from statebackend._core.rocksdb.handles.base_handle cimport BaseHandle, Held, STAMP_BYTES, damaged, hold
 from statebackend._core.rocksdb.binding.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE_PUT, Write
 from statebackend._core.rocksdb.binding.buffers cimport Bytes, append, drop
 from statebackend._core.rocksdb.handles.current_key cimport begin_call, end_call
 from statebackend._core.rocksdb.binding.database cimport Pinned
-from statebackend._core.rocksdb.handles.held cimport Held, hold
 from statebackend._core.tables.expiry cimport is_expired, written_at
 
 from statebackend.errors import SerializationError

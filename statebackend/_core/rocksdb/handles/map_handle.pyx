@@ -11,11 +11,10 @@ from libc.string cimport memcpy, memset
 from statebackend._core.codecs.codecs cimport KeyCodec
 from statebackend._core.codecs.type_codec cimport Room, close_room, open_room, take_room
 from statebackend._core.memory.platform cimport unlikely
-from statebackend._core.rocksdb.handles.base_handle cimport STAMP_BYTES, BaseHandle, damaged, stamp_at
+from statebackend._core.rocksdb.handles.base_handle cimport BaseHandle, Held, STAMP_BYTES, damaged, hold, stamp_at
 from statebackend._core.rocksdb.binding.batches cimport WRITE_DELETE, WRITE_PUT
 from statebackend._core.rocksdb.overlay.composite_keys cimport INT_BYTES, int_at
 from statebackend._core.rocksdb.binding.database cimport Pinned
-from statebackend._core.rocksdb.handles.held cimport Held, hold
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.tables.expiry cimport written_at
 

@@ -11,12 +11,11 @@ from statebackend._core.codecs.type_codec cimport Room, close_room, open_room, t
 from statebackend._core.memory.byte_rows cimport start_of
 from statebackend._core.memory.interpreter cimport ROWS_IN_TURN, give_way
 from statebackend._core.memory.platform cimport likely, unlikely
-from statebackend._core.rocksdb.handles.base_handle cimport STAMP_BYTES, BaseHandle, stamp_at
+from statebackend._core.rocksdb.handles.base_handle cimport BaseHandle, Held, STAMP_BYTES, hold, stamp_at
 from statebackend._core.rocksdb.binding.batches cimport WRITE_DELETE, WRITE_PUT
 from statebackend._core.rocksdb.handles.current_key cimport begin_call, end_call
 from statebackend._core.rocksdb.binding.database cimport Pinned
 from statebackend._core.codecs.value_bytes cimport ValueBytes
-from statebackend._core.rocksdb.handles.held cimport Held, hold
 from statebackend._core.rocksdb.overlay.overlay cimport come_out, go_inside
 from statebackend._core.tables.expiry cimport written_at
 
