@@ -52,5 +52,5 @@ def test_an_error_says_what_helps_when_files_run_out(tmp_path: Path) -> None:
 
 
 def test_a_database_has_no_more_files_open_than_the_process_may_have(tmp_path: Path) -> None:
-    done = run(WRITING, tmp_path, 60, 80, prelude="")
+    done = run(WRITING, tmp_path, 100, 200, prelude="")
     assert done.stdout.splitlines() == ["written True", "restored"]
