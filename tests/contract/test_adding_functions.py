@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import statebackend as sb
-from statebackend.backends.heap import states as on_heap
+from statebackend.backends.heap import vectorised as on_heap
 from statebackend.backends.rocksdb import single as on_rocksdb
 from statebackend.testing import ManualClock
 
@@ -34,8 +34,7 @@ def ways(backend: sb.StateBackend, monkeypatch: pytest.MonkeyPatch) -> Ways:
         monkeypatch.setattr(on_rocksdb, "FEWEST_IN_ORDER", 0)
         yield
         monkeypatch.setattr(on_rocksdb, "FEWEST_IN_ORDER", 10**9)
-        for columns in (on_heap.AddingColumns, on_heap.FoldingColumns):
-            monkeypatch.setattr(columns, "_add_each", sb.ReducingState._add_each)
+        monkeypatch.setattr(on_heap.HeapAddingColumns, "_add_each", sb.ReducingState._add_each)
         yield
 
     return both

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from statebackend.backends.heap import HeapBackend
-from statebackend.backends.heap import keyed as keyed_module
+from statebackend.checkpoint.keyed import compiled_backend
 from statebackend.keys import VOID, TimeWindow, encode_namespace
 from statebackend.state import ValueStateDescriptor
 
@@ -42,7 +42,7 @@ def windows_that_fit() -> list[TimeWindow]:
 def test_windows_in_turn_are_encoded_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr(
-        keyed_module, "encode_namespace", lambda each: given.append(each) or encode_namespace(each)
+        compiled_backend, "encode_namespace", lambda each: given.append(each) or encode_namespace(each)
     )
     with HeapBackend(threads=1).create_keyed_backend(int) as keyed:
         keyed.set_current_key(1)
