@@ -1,26 +1,108 @@
-"""Real processes on a real disk: killed at every step and at random, and two that want the same store."""
+"""Real processes on a real disk: killed at every step and at random, and two that want the same store.
+
+This file is also the program of these processes.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import store_process
-from processes import Server, server
-from store_process import told_by
-from store_story import Told, check_checkpoints, check_nothing_left, check_recovery, open_store
+from processes import JOBS, KillingCalls, Server, serve, server
+from store_story import (
+    Told,
+    check_checkpoints,
+    check_nothing_left,
+    check_recovery,
+    give_up,
+    open_store,
+    take,
+    tell,
+)
 
+from statebackend.checkpoint import StateSnapshot
 from statebackend.checkpoint.files import PosixFiles
 from statebackend.checkpoint.store.reader import CheckpointReader
+from statebackend.errors import CommitConflictError
+
+# --- the program ---
+
+
+class ToldAloud(Told):
+    """Says every change at once: what was said before the kill is what the process knew."""
+
+    def __init__(self, say: Callable[[object], None], committed: int | None = None) -> None:
+        object.__setattr__(self, "_say", say)
+        super().__init__(committed)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        self._say([name, value])  # type: ignore[attr-defined]
+
+
+def tell_story(request: dict[str, Any], say: Callable[[object], None]) -> None:
+    calls = KillingCalls(request["at"])
+    tell(lambda: PosixFiles(request["root"], calls), ToldAloud(say))
+    say(["calls", calls.count])
+
+
+def commit_for_ever(request: dict[str, Any], say: Callable[[object], None]) -> None:
+    """Opens, commits on and on, gives some up, opens anew now and then; whoever wants it to stop kills it."""
+    while True:
+        store = open_store(PosixFiles(request["root"]))
+        newest = store.latest()
+        told = ToldAloud(say, newest)
+        for checkpoint_id in range(0 if newest is None else newest + 1, 10**9):
+            if checkpoint_id % 3 == 0:
+                give_up(store, checkpoint_id)
+            take(store, checkpoint_id, told, subtasks=1 + checkpoint_id % 2)
+            if checkpoint_id % 7 == 0:
+                break
+        store.close()
+
+
+def compete(request: dict[str, Any], say: Callable[[object], None]) -> None:
+    """Commits, with another process doing the same; says which ids it has won."""
+    for _ in range(request["rounds"]):
+        try:
+            store = open_store(PosixFiles(request["root"]), retain=1000)
+            for _ in range(3):
+                newest = store.latest()
+                checkpoint_id = 0 if newest is None else newest + 1
+                writer = store.begin_snapshot(checkpoint_id)
+                with writer.create("base") as file:
+                    file.write(b"won by %d" % os.getpid())
+                    stored = file.finish()
+                snapshot = StateSnapshot(checkpoint_id, store.epoch, files=(stored,))
+                store.commit(checkpoint_id, [snapshot], progress={"pid": os.getpid()})
+                say(["won", checkpoint_id])
+        except CommitConflictError:
+            say(["lost", 0])
+
+
+JOBS.update(tell=tell_story, commit=commit_for_ever, compete=compete)
+
+
+def told_by(answer: dict[str, Any]) -> Told:
+    told = Told()
+    for name, value in answer["said"]:
+        if name in ("committed", "tried"):
+            setattr(told, name, value)
+    return told
+
+
+# --- the tests ---
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Server]:
-    with server(store_process) as running:
+    with server(sys.modules[__name__]) as running:
         yield running
 
 
@@ -90,3 +172,7 @@ def test_two_processes_want_the_same_store(processes: Server, tmp_path: Path) ->
         ((name, stored),) = checkpoint.files.items()
         assert checkpoint.read_file(stored) == b"won by %d" % pid, name
     assert any(["lost", 0] in answer["said"] for answer in answers), "they never met"
+
+
+if __name__ == "__main__":
+    serve()

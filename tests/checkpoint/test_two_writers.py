@@ -11,11 +11,158 @@ import pytest
 from object_servers import SERVERS, object_server
 from simulated_disk import Disk, SimulatedCalls
 from simulated_objects import Bucket, SimulatedObjectCalls
-from two_writers import ACTIONS, ANSWERS, Place, Plan, meet, requests_of
+from store_files import commit
+from store_story import QUERY
 
+from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.files import PosixCalls, PosixFiles, StoreFiles
 from statebackend.checkpoint.files.object_calls import ObjectCalls
 from statebackend.checkpoint.files.objects import ObjectFiles
+from statebackend.checkpoint.store.reader import CheckpointReader
+from statebackend.errors import CommitConflictError, CorruptCheckpointError
+
+# --- what the two do ---
+
+
+#: Called before each request of a process, with its number and its name.
+Plan = Callable[[int, str], object]
+#: The files of a place, as a new process sees them.
+Place = Callable[[Plan], StoreFiles]
+
+
+def undisturbed(number: int, name: str) -> None:
+    return None
+
+
+def opened(files: StoreFiles, retain: int = 3) -> CheckpointStore:
+    return unopened(files, retain).open_for_writing(query=QUERY, key_type=int, max_parallelism=128)
+
+
+def unopened(files: StoreFiles, retain: int = 3) -> CheckpointStore:
+    return CheckpointStore("/", retain=retain, _files=files)
+
+
+def open_it(store: CheckpointStore) -> None:
+    store.open_for_writing(query=QUERY, key_type=int, max_parallelism=128)
+
+
+def commit_it(store: CheckpointStore) -> None:
+    """On the files of the checkpoint before, as a snapshot has them, which is not read."""
+    with store._lock:
+        files = list(store._newest.all_files.values())
+    commit(store, 4, *files)
+
+
+#: What the first does, on a store with the checkpoints 1, 2 and 3, of which the last two share files.
+ACTIONS: dict[str, Callable[[CheckpointStore], None]] = {
+    "opening": open_it,
+    "commit": commit_it,
+    "retention": lambda store: commit(store, 4) and None,
+    "rewind": lambda store: store.rewind(2) and None,
+    "restart": lambda store: store.restart(begins_at=0),
+    "time": lambda store: store.set_time(7),
+}
+
+
+def goes_on(store: CheckpointStore) -> None:
+    newest = store.latest()
+    for checkpoint_id in range(0 if newest is None else newest + 1, 3 if newest is None else newest + 4):
+        commit(store, checkpoint_id)
+
+
+def goes_back(store: CheckpointStore) -> None:
+    """To the oldest that is kept: it alone names some files, which the first may be about to remove."""
+    there = store.checkpoints()
+    if there:
+        store.rewind(there[0])
+        commit(store, there[0] + 1, *store.open(there[0]).files.values())
+
+
+#: What the second does once it has opened the store.
+ANSWERS: dict[str, Callable[[CheckpointStore], None]] = {
+    "goes on": goes_on,
+    "goes back": goes_back,
+    "looks": lambda store: None,
+}
+
+
+def make(files: StoreFiles) -> CheckpointStore:
+    store = opened(files)
+    first = commit(store, 1)
+    second = commit(store, 2, first)
+    commit(store, 3, second)
+    return store
+
+
+def check_whole(files: StoreFiles) -> None:
+    reader = CheckpointReader("/", _files=files)
+    assert reader.latest(intact=True) == reader.latest()
+    for each in reader.checkpoints():
+        reader.open(each).verify()
+
+
+def requests_of(new_place: Callable[[], Place], action: str) -> range:
+    """The numbers of the requests that the first makes for an action, undisturbed."""
+    made: list[str] = []
+    store = prepared(new_place(), action, lambda number, name: made.append(name))
+    before = len(made)
+    ACTIONS[action](store)
+    return range(before, len(made))
+
+
+def prepared(place: Place, action: str, plan: Plan) -> CheckpointStore:
+    if action == "opening":
+        make(place(undisturbed)).close()
+        return unopened(place(plan))
+    return make(place(plan)) if action != "retention" else shrunk(place, plan)
+
+
+def shrunk(place: Place, plan: Plan) -> CheckpointStore:
+    """A writer whose next commit drops all others, with their files."""
+    make(place(undisturbed)).close()
+    return opened(place(plan), retain=1)
+
+
+def meet(place: Place, action: str, answer: str, at: int) -> str:
+    """The first is stopped before its request ``at``. Return who has won."""
+    second: list[CheckpointStore] = []
+
+    def plan(number: int, name: str) -> None:
+        if number == at:
+            second.append(opened(place(undisturbed)))
+            ANSWERS[answer](second[0])
+
+    first = prepared(place, action, plan)
+    told = False
+    try:
+        ACTIONS[action](first)
+    except CommitConflictError:
+        told = True
+    except CorruptCheckpointError:
+        raise AssertionError(f"{action} found damage") from None
+    check_whole(place(undisturbed))
+    winners = []
+    for name, store in (("first", first), ("second", second[0])):
+        if name == "first" and told:
+            continue
+        try:
+            store.check_held()
+            goes_on(store)
+            winners.append(name)
+        except CommitConflictError:
+            pass
+    check_whole(place(undisturbed))
+    assert len(winners) == 1, (winners, told)
+    assert told or winners == ["first"] or not first.is_open_for_writing, "the first does not know"
+    third = opened(place(undisturbed))
+    goes_on(third)
+    third.close()
+    check_whole(place(undisturbed))
+    return winners[0]
+
+
+# --- the tests ---
+
 
 __all__ = ["object_server"]  # a fixture
 

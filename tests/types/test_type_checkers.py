@@ -15,7 +15,7 @@ from house_tools import ROOT
 
 import statebackend as sb
 
-PROGRAM = ROOT / "tests" / "support" / "typed_states.py"
+PROGRAM = ROOT / "tests" / "types" / "typed_states.py"
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
