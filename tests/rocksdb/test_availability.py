@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rocks import run
+from processes import run
 
 import statebackend as sb
 from statebackend._core.rocksdb.binding import library
@@ -29,7 +29,7 @@ assert not any("rocksdb" in os.path.basename(line.split()[-1]) and ".so" in line
 
 
 def ask(**environment: str) -> list[str]:
-    done = run(ASKING, environment=environment, prelude="")
+    done = run(ASKING, variables=environment)
     return done.stdout.splitlines()
 
 
@@ -74,8 +74,7 @@ with backend.create_keyed_backend(int) as keyed:
     os.write(1, b"%d\\n" % keyed.num_entries("v"))  # at once: both write
 if child:
     assert os.waitpid(child, 0)[1] == 0
-""",
-        prelude="",
+"""
     )
     assert done.stdout == "1\n1\n"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from embedded_jvm import find_libjvm
-from rocks import run
+from processes import run
 
 from statebackend.backends.rocksdb import location
 
@@ -41,7 +41,7 @@ def work(keyed, state):
 def run_beside(tmp_path: Path, code: str) -> str:
     jar = location._find_jar([])
     assert jar is not None
-    done = run(PROGRAM + code, jar, tmp_path, prelude="")
+    done = run(PROGRAM + code, jar, tmp_path)
     assert done.stderr == ""
     return done.stdout
 

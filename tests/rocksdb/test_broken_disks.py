@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rocks import run
+from processes import run
 
 import statebackend as sb
 from statebackend.errors import StoreError
@@ -218,7 +218,6 @@ print(sorted(codes))
 keyed.close()
 """,
         tmp_path,
-        prelude="",
     )
     assert done.stdout in ("['STORE.DATABASE_CORRUPT']\n", "['STORE.DATABASE_LOST_FILE']\n"), done.stdout
     assert done.stderr == ""

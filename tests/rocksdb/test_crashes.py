@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 import pytest
-from processes import started
-from rocks import PRELUDE, Database, Iterator, open_database, run
+from processes import run, started
+from rocks import PRELUDE, Database, Iterator, open_database
 
 from statebackend.errors import StoreError
 
@@ -49,7 +49,8 @@ def test_what_was_synced_survives_sigkill(tmp_path: Path, rng: random.Random) ->
 
 def test_a_full_disk_is_an_error_with_its_name(tmp_path: Path) -> None:
     done = run(
-        """
+        PRELUDE
+        + """
 import resource, signal
 from statebackend.errors import StoreError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -178,7 +179,8 @@ def test_a_lost_file_is_named(tmp_path: Path, what: str) -> None:
 
 def test_a_database_of_another_process_is_locked(db: Database) -> None:
     done = run(
-        """
+        PRELUDE
+        + """
 from statebackend.errors import StoreError
 try:
     open_database(sys.argv[1])

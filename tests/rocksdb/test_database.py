@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import run
 from rocks import (
+    PRELUDE,
     Database,
     Iterator,
     MemoryBudget,
@@ -19,7 +21,6 @@ from rocks import (
     WriteBatch,
     open_database,
     rows,
-    run,
     texts,
 )
 
@@ -345,7 +346,8 @@ def test_closing_waits_for_other_threads(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_opening_and_closing_does_not_grow(tmp_path: Path) -> None:
     done = run(
-        """
+        PRELUDE
+        + """
 budget = MemoryBudget(8 << 20)
 def peak():  # of this program alone: ru_maxrss begins with what the process had from which it was forked
     with open("/proc/self/status") as lines:

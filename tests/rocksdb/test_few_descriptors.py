@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rocks import run
+from processes import run
 
 WRITING = """
 import os, resource, sys
@@ -44,7 +44,7 @@ print("restored")
 
 
 def test_an_error_says_what_helps_when_files_run_out(tmp_path: Path) -> None:
-    done = run(WRITING, tmp_path, 40, 40, prelude="")
+    done = run(WRITING, tmp_path, 40, 40)
     assert done.stdout.splitlines() == [
         "STORE.DATABASE_OPEN_FILES 24 raise the limit (ulimit -n), then restore the state from a checkpoint",
         "restored",
@@ -52,5 +52,5 @@ def test_an_error_says_what_helps_when_files_run_out(tmp_path: Path) -> None:
 
 
 def test_a_database_has_no_more_files_open_than_the_process_may_have(tmp_path: Path) -> None:
-    done = run(WRITING, tmp_path, 100, 200, prelude="")
+    done = run(WRITING, tmp_path, 100, 200)
     assert done.stdout.splitlines() == ["written True", "restored"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rocks import run
+from processes import run
 
 import statebackend as sb
 from statebackend.backends import create_backend
@@ -480,7 +480,7 @@ assert state[5] == 6
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 @pytest.mark.parametrize("code", ["", IN_A_CHILD], ids=["alone", "a child is refused"])
 def test_the_interpreter_ends_with_everything_open(tmp_path: Path, code: str) -> None:
-    done = run(OPEN_AT_THE_END + code, tmp_path, prelude="")
+    done = run(OPEN_AT_THE_END + code, tmp_path)
     assert (done.stdout, done.stderr) == ("", "")
     assert list(tmp_path.iterdir()) == []
 

@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from rocks import find_library, open_database, run
+from processes import run
+from rocks import PRELUDE, find_library, open_database
 
 from statebackend._core.rocksdb.binding import library
 from statebackend.errors import BackendUnavailableError, ClosedError, StoreError, UsageError
@@ -32,7 +33,7 @@ def test_a_process_that_has_mapped_another_copy_is_refused(tmp_path: Path, mode:
     shutil.copy(find_library().path, tmp_path / name)
     done = run(
         f"""
-import ctypes, os
+import ctypes, os, sys
 other = ctypes.CDLL(sys.argv[1], mode=ctypes.{mode})
 from statebackend._core.rocksdb.binding import library
 from statebackend.errors import BackendUnavailableError
@@ -43,7 +44,6 @@ except BackendUnavailableError as error:
 """,
         tmp_path / name,
         find_library().path,
-        prelude="import sys\n",
     )
     where = str(tmp_path / name) if mode == "RTLD_LOCAL" else "its symbols are global"
     assert done.stdout == f"BACKEND_UNAVAILABLE.OTHER_LIBRARY {where}\n"
@@ -70,7 +70,6 @@ for path in (sys.argv[1], sys.argv[1] + ".missing", math.__file__):
 print(library.loaded_path(), library.mapped_copies())
 """,
         tmp_path / "librocksdb.so",
-        prelude="",
     )
     assert done.stdout.splitlines() == [
         *["the library of RocksDB is not loaded"] * 3,
@@ -115,7 +114,7 @@ def compact(db=db, a=a):
     ],
 )
 def test_an_interpreter_ends_with_open_handles(tmp_path: Path, ending: str) -> None:
-    done = run(OPEN + ending, tmp_path / "db")
+    done = run(PRELUDE + OPEN + ending, tmp_path / "db")
     assert (done.stdout, done.stderr) == ("", "")
     with open_database(tmp_path / "db") as db:  # closing has flushed what was written without a log
         assert db.get(db.column_family("a"), b"019999") == bytes(8) + b"x" * 100 or "clock" in ending
@@ -168,7 +167,9 @@ batch.write()
 assert db.get(a, b"in the batch") == b""
 db.close()
 """
-    done = run("import warnings; warnings.simplefilter('ignore')\n" + OPEN + FORKED + code, tmp_path / "db")
+    done = run(
+        PRELUDE + "import warnings; warnings.simplefilter('ignore')\n" + OPEN + FORKED + code, tmp_path / "db"
+    )
     assert (done.stdout, done.stderr) == ("", "")
 
 

@@ -10,8 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from processes import started
-from rocks import run
+from processes import run, started
+from rocks import PRELUDE
 
 from statebackend.backends.rocksdb import location
 from statebackend.backends.rocksdb.location import CACHE, LIBRARY, Location, find_library
@@ -250,5 +250,5 @@ def test_the_systems_library_comes_last(
 
 
 def test_the_unpacked_library_loads(cache: Path) -> None:
-    done = run("from statebackend._core.rocksdb.binding import library; print(library.version())")
+    done = run(PRELUDE + "from statebackend._core.rocksdb.binding import library; print(library.version())")
     assert done.stdout.strip() != "unknown"

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
-from rocks import run
+from processes import run
 
 import statebackend as sb
 from statebackend.errors import ClosedError, StateBackendError, UsageError
@@ -267,7 +266,7 @@ def test_a_write_is_refused_while_another_thread_goes_over_the_noted_changes(
     tmp_path: Path, call: str
 ) -> None:
     """Ending a mark, and counting what has changed since, let go of the GIL."""
-    run(BESIDE_WRITES.replace("{call}", call), tmp_path, prelude="")
+    run(BESIDE_WRITES.replace("{call}", call), tmp_path)
 
 
 @pytest.fixture
@@ -316,9 +315,7 @@ def test_a_read_finds_what_it_asks_for_while_another_thread_makes_another_place_
 
 def misuse(seed: int, seconds: float) -> None:
     # glibc overwrites what is freed: use of freed memory shows.
-    done = processes.run(
-        sys.modules[__name__], seed, seconds, status=None, variables={"MALLOC_PERTURB_": "165"}
-    )
+    done = run(sys.modules[__name__], seed, seconds, status=None, variables={"MALLOC_PERTURB_": "165"})
     assert done.returncode == 0, f"seed {seed}\n{done.stdout}{done.stderr}"
 
 

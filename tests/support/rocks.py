@@ -1,15 +1,13 @@
-"""What the tests of the RocksDB binding share: rows as offsets and bytes, elements of lists, processes of their own."""
+"""What the tests of the RocksDB binding share: rows as offsets and bytes, elements of lists."""
 
 from __future__ import annotations
 
 import itertools
 import struct
-import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import processes
 from numpy.typing import NDArray
 
 from statebackend._core.rocksdb.binding.batches import WriteBatch
@@ -36,11 +34,8 @@ __all__ = [
     "load",
     "open_database",
     "rows",
-    "run",
     "texts",
 ]
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def open_database(path: Path | str, names: Sequence[str] = ("a",), **options: object) -> Database:
@@ -77,22 +72,9 @@ def elements(data: bytes | None) -> list[tuple[int, bytes]]:
     return found
 
 
+#: For programs that use these names, with the library loaded.
 PRELUDE = """
 import sys
 from rocks import *
 load(find_library().path)
 """
-
-
-def run(
-    code: str,
-    *arguments: object,
-    status: int | None = 0,
-    environment: dict[str, str] | None = None,
-    prelude: str = PRELUDE,
-    timeout: float = 120,
-) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own, with the library loaded; `status` is what it has to end with."""
-    return processes.run(
-        prelude + code, *arguments, status=status, variables=environment or {}, timeout=timeout
-    )
