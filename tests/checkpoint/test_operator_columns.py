@@ -14,9 +14,7 @@ import pytest
 from arrow_layouts import LAYOUTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_types import WRONG
-from type_samples import SORTS, SORTS_OF_KEYS, sample, texts
-from type_strategies import key_types, value_types, values_of
+from type_samples import SORTS, SORTS_OF_KEYS, WRONG, key_types, sample, texts, value_types, values_of
 
 import statebackend as sb
 from statebackend import types as t

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_disk import Disk, SimulatedCalls
-from type_samples import OBJECTS, SORTS, SORTS_OF_KEYS, Backwards, sample
-from type_strategies import same
+from type_samples import OBJECTS, SORTS, SORTS_OF_KEYS, Backwards, same, sample
 
 import statebackend as sb
 from statebackend import types as t

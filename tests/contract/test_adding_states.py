@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contract.samples import Longest
-from type_strategies import same
+from type_samples import same
 
 import statebackend as sb
 

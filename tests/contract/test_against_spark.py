@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from local_spark import spark
-from type_strategies import same
+from type_samples import same
 
 import statebackend as sb
 

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from type_strategies import fingerprint
+from type_samples import fingerprint
 
 import statebackend as sb
 from statebackend import types as t

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from contract.conftest import MakeKeyed
 from contract.samples import KEYS, KINDS, VALUES, Kind, dump
-from type_strategies import same
+from type_samples import same
 
 import statebackend as sb
 from statebackend import types as t

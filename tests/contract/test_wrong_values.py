@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from contract.conftest import MakeKeyed
 from contract.samples import LastAdded, dump, last_of
-from random_types import WRONG
-from type_samples import SORTS, SORTS_OF_KEYS, keys_of, sample
+from type_samples import SORTS, SORTS_OF_KEYS, WRONG, keys_of, sample
 
 import statebackend as sb
 from statebackend.keys import key_encoder

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from type_strategies import same
+from type_samples import same
 
 import statebackend as sb
 from statebackend.runtime.arrow_rows import OutputSchema, column_values, rows_of

@@ -15,7 +15,7 @@ import pytest
 from arrow_layouts import DEEP, LAYOUTS, laid_out
 from hypothesis import example, given
 from hypothesis import strategies as st
-from type_strategies import key_types, scalar_key_types, value_types, values_of
+from type_samples import key_types, scalar_key_types, value_types, values_of
 
 from statebackend import types as t
 from statebackend._core.codecs.nested_reading import SinkPart, read_values

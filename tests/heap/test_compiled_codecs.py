@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_types import LEAVES, UTC, WRONG, Pair, Point, random_type, random_value
+from type_samples import LEAVES, UTC, WRONG, Pair, Point, random_type, random_value
 
 import statebackend as sb
 from statebackend._core.codecs import decimals

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from type_strategies import key_types, values_of, with_values
+from type_samples import key_types, values_of, with_values
 
 from statebackend import types as t
 from statebackend.errors import SerializationError, UsageError

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from type_strategies import key_types, values_of
+from type_samples import key_types, values_of
 
 from statebackend import types as t
 from statebackend.errors import SerializationError, SerializationTypeError

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from type_strategies import SCALAR_KEY_TYPES, key_types, same, values_of, with_values
+from type_samples import SCALAR_KEY_TYPES, key_types, same, values_of, with_values
 
 from statebackend import types as t
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from type_strategies import same, value_types, values_of
+from type_samples import same, value_types, values_of
 
 import statebackend as sb
 from statebackend import types as t

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, NewType, Optional, Union
 import pyarrow as pa
 import pytest
 from hypothesis import given
-from type_strategies import value_types
+from type_samples import value_types
 
 from statebackend import types as t
 from statebackend.errors import SerializationError, UsageError

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from type_strategies import WIDTHS, same, value_types, with_values
+from type_samples import WIDTHS, same, value_types, with_values
 
 from statebackend import types as t
 from statebackend.errors import SerializationError, SerializationTypeError
