@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from all_backends import BACKENDS
-from processes import run
+from processes import run, run_command
 
 import statebackend as sb
 
@@ -113,12 +112,7 @@ def test_a_large_restore_under_a_limit(tmp_path: Path) -> None:
         (group / limit).write_text(str(int(1.3 * of_state)))
         command = 'echo $$ > $1 && shift && exec "$@"'
         restore = [sys.executable, "-c", RESTORE, str(tmp_path / "it"), "checkpoint"]
-        done = subprocess.run(
-            ["sh", "-c", command, "sh", str(group / "cgroup.procs"), *restore],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = run_command("sh", "-c", command, "sh", group / "cgroup.procs", *restore, timeout=None)
         assert int(done.stdout.split()[3]) == n
         assert int((group / files[limit]).read_text()) < 1.3 * of_state
     finally:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from house_tools import ROOT
+from processes import run_command
 
 PACKAGE = '''
 """A backend of a package of its own, which leaves all to the reference."""
@@ -52,11 +52,7 @@ def run(package: Path, *command: str) -> str:
     # Another build's folder may be in front of the sources.
     path = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": path, "STATEBACKEND_CONTRACT_BACKENDS": "throw-away"}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return str(run_command(sys.executable, *command, cwd=ROOT, env=environment).stdout)
 
 
 def test_it_is_found_by_its_entry_point(package: Path) -> None:

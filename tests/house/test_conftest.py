@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from house_tools import ROOT
+from processes import run_command
 
 #: Stands in for the compiled core: an object counts as alive until it is collected.
 FAKE = """
@@ -40,14 +40,8 @@ def run_suite(folder: Path, body: str, *options: str, build: str = "checked") ->
         "STATEBACKEND_BUILD": build,
     }
     plugins = ["-p", "fake", "-p", "conftest", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *plugins, "-o", "markers=stress: long", *options, str(folder)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=folder,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pytest", *plugins, "-o", "markers=stress: long", *options, folder]
+    done = run_command(*command, env=environment, cwd=folder, status=None)
     return done.stdout + done.stderr
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from house_tools import ROOT
+from processes import run_command
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 #: What an example prints, in this order, among other things.
@@ -35,12 +35,9 @@ AUDITED = ROOT / "examples/audited_backend"
 
 def run(*command: str, path: Path | None = None, cwd: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, [path, ROOT])))}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_command(sys.executable, *command, cwd=cwd, env=environment)
     assert done.stderr == ""
-    return done.stdout
+    return str(done.stdout)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)

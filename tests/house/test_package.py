@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -14,17 +13,14 @@ from types import ModuleType
 
 import pytest
 from house_tools import ROOT, SOURCES, compiled_modules, module, reads_sources
+from processes import run_command
 
 SHIPPED = ("CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "SECURITY.md", "pyproject.toml", "setup.py")
 
 
 def run(*command: str, cwd: Path, **variables: str) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("STATEBACKEND_", "PYTHON"))}
-    done = subprocess.run(
-        command, cwd=cwd, env=environment | variables, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return str(run_command(*command, cwd=cwd, env=environment | variables, timeout=None).stdout)
 
 
 def shipped() -> ModuleType:

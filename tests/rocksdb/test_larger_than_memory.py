@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import environment, run_command
 
 PROGRAM = """
 import os, sys, time
@@ -130,22 +130,9 @@ def test_a_process_keeps_to_its_limit(
     if group is not None:
         folder, name = group
         (folder / name).write_text(str(most))
-        command = [
-            "sh",
-            "-c",
-            'echo $$ > $1 && shift && exec "$@"',
-            "sh",
-            str(folder / "cgroup.procs"),
-            *command,
-        ]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        joining = 'echo $$ > $1 && shift && exec "$@"'
+        command = ["sh", "-c", joining, "sh", str(folder / "cgroup.procs"), *command]
+    done = run_command(*command, env=environment(), timeout=None)
     print(done.stdout)
     figures = next(line for line in done.stdout.splitlines() if line.startswith("figures"))
     written, on_disk, before, peak, cache, buffers = map(int, figures.split()[1:7])

@@ -1,8 +1,9 @@
 """Python processes of their own: run to their end, heard while they run, and killed at a chosen place.
 
 A program is code, or a module that is run as one. It finds the modules that this process finds, whichever build is
-tested. `run` waits for its end, and `started` kills it at the end of a block. A `server` forks a process for each
-request in a few milliseconds: it has imported the library once, and starts no thread.
+tested. `run` waits for its end, `run_command` does the same for any command, and `started` kills the program at the end
+of a block. A `server` forks a process for each request in a few milliseconds: it has imported the library once, and
+starts no thread.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ def _command(program: Program, arguments: Sequence[object], options: Sequence[st
 def run(
     program: Program,
     *arguments: object,
-    status: int | None = 0,
     options: Sequence[str] = (),
     variables: Mapping[str, str] = {},
-    timeout: float = 600,
     **more: Any,
 ) -> subprocess.CompletedProcess[Any]:
-    """Run a program to its end, which has to be of this status; it speaks in bytes if it is given bytes."""
+    """Run a program to its end; ``more`` as for `run_command`."""
+    return run_command(*_command(program, arguments, options), env=environment(**variables), **more)
+
+
+def run_command(
+    *command: object, status: int | None = 0, timeout: float | None = 600, **more: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Run a command to its end, which has to be of this status; it speaks in bytes if it is given bytes."""
+    text = not isinstance(more.get("input"), bytes)
     done = subprocess.run(
-        _command(program, arguments, options),
-        capture_output=True,
-        text=not isinstance(more.get("input"), bytes),
-        timeout=timeout,
-        check=False,
-        env=environment(**variables),
-        **more,
+        [*map(str, command)], capture_output=True, text=text, timeout=timeout, check=False, **more
     )
     assert status is None or done.returncode == status, f"{done.stdout[-4000:]}{done.stderr[-4000:]}"
     return done

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from house_tools import ROOT
+from processes import run_command
 
 import statebackend as sb
 
@@ -20,9 +21,7 @@ PROGRAM = ROOT / "tests" / "types" / "typed_states.py"
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "MYPYPATH": str(ROOT), "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=600
-    )
+    return run_command(*command, cwd=ROOT, env=environment, status=None)
 
 
 @pytest.fixture
