@@ -43,12 +43,7 @@ __all__ = ["object_server"]
         ),
         ("s3://b?endpoint_override=host", "s3://b", "", {"endpoint": "https://host"}),
         ("gs://b-1.x/y", "gs://b-1.x", "y", {}),
-        (
-            "abfss://c@account.dfs.core.windows.net/app",
-            "abfss://c@account.dfs.core.windows.net",
-            "app",
-            {},
-        ),
+        ("abfss://c@account.dfs.core.windows.net/app", "abfss://c@account.dfs.core.windows.net", "app", {}),
     ],
 )
 def test_parts(address: str, bucket: str, root: str, options: dict[str, str]) -> None:

@@ -168,12 +168,7 @@ def test_pieces_end_with_the_row_that_makes_them_large(monkeypatch: pytest.Monke
 def test_values_are_taken_and_refused_as_by_the_serializer(sort: str, rng: random.Random) -> None:
     given = sample(sort, rng)
     elements, serializer = ElementBytes(given.declared), serializer_for(given.declared)
-    for value in [
-        *given.present,
-        *WRONG,
-        *([each] for each in WRONG),
-        *((each,) * 2 for each in WRONG),
-    ]:
+    for value in [*given.present, *WRONG, *([each] for each in WRONG), *((each,) * 2 for each in WRONG)]:
         stored = outcome(lambda value=value: serializer.serialize(value))
         assert outcome(lambda value=value: elements.of(value)) == stored
         if isinstance(stored, bytes):

@@ -20,12 +20,7 @@ from statebackend.checkpoint.files import PosixFiles
 from statebackend.checkpoint.files.posix import PosixCalls
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.checkpoint.store.sealed import seal, unseal
-from statebackend.errors import (
-    ClosedError,
-    CorruptCheckpointError,
-    StoreError,
-    UsageError,
-)
+from statebackend.errors import ClosedError, CorruptCheckpointError, StoreError, UsageError
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -201,10 +201,7 @@ def test_time_is_set_within_a_batch_of_rows(make_keyed: MakeKeyed) -> None:
     with pytest.raises(sb.UsageError):
         keyed.set_event_time(2**63)
     keyed.close()
-    for call in (
-        lambda: keyed.begin_event_time(None, 1),
-        lambda: keyed.set_event_time(1),
-    ):
+    for call in (lambda: keyed.begin_event_time(None, 1), lambda: keyed.set_event_time(1)):
         with pytest.raises(sb.ClosedError):
             call()
 
@@ -238,11 +235,7 @@ def test_full_snapshots_leave_out_what_had_expired_by_the_committed_watermark(
 
 @pytest.mark.parametrize("stored_as", ["checkpoint", "savepoint"])
 def test_what_is_restored_goes_by_the_restored_watermark_until_it_is_told_another(
-    make_keyed: MakeKeyed,
-    tmp_path: Path,
-    clock: ManualClock,
-    kind: str,
-    stored_as: str,
+    make_keyed: MakeKeyed, tmp_path: Path, clock: ManualClock, kind: str, stored_as: str
 ) -> None:
     """By the clock, which is far ahead of the rows, whatever is read or written first would be gone."""
     watermark = 50

@@ -113,8 +113,5 @@ def test_event_timers_need_event_time() -> None:
         def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
             ctx.timers.register_many(ctx.keys, batch["n"])
 
-    with (
-        Harness(Wrong(), int, key="user") as harness,
-        pytest.raises(sb.UsageError, match="needs event time"),
-    ):
+    with Harness(Wrong(), int, key="user") as harness, pytest.raises(sb.UsageError, match="needs event time"):
         harness.process_batch([{"user": 1, "n": 0}])

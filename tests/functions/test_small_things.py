@@ -350,10 +350,7 @@ def test_timestamp_names_event_time_in_a_job_without_it(function: Any) -> None:
 
 
 def test_timestamp_of_a_row_names_event_time_in_a_job_without_it() -> None:
-    with (
-        Harness(AsksForTime(), int) as harness,
-        pytest.raises(sb.UsageError, match="event_time="),
-    ):
+    with Harness(AsksForTime(), int) as harness, pytest.raises(sb.UsageError, match="event_time="):
         harness.process_element(1, {"n": 0})
 
 

@@ -86,11 +86,7 @@ class Chain(sb.KeyedProcessFunction):
 
 def test_what_is_registered_while_firing_fires_in_the_same_round(backend: str) -> None:
     table = pa.table(
-        {
-            "key": ["a"],
-            "time_of_timer": [0],
-            "time": pa.array([5000], pa.timestamp("ms", "UTC")),
-        }
+        {"key": ["a"], "time_of_timer": [0], "time": pa.array([5000], pa.timestamp("ms", "UTC"))}
     )
     clock = ManualClock(10)
     with Harness(Chain(), str, key="key", event_time="time", clock=clock, backend=backend) as harness:
