@@ -1,14 +1,25 @@
-"""Addresses: what is no place for a store is refused, never taken for a folder, and no secret is ever shown."""
+"""Addresses and options of stores: what is refused, what reaches the service of an object store; no secret is shown."""
 
 from __future__ import annotations
 
 import logging
+import os
+import pickle
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+from object_servers import Place, object_server
 
 import statebackend as sb
-from statebackend.checkpoint.files import without_secrets
+from statebackend.checkpoint.files import open_files, without_secrets
+from statebackend.checkpoint.files.addresses import parse_object_address
+from statebackend.checkpoint.files.interface import Taken
+from statebackend.checkpoint.files.object_calls import ObjectCalls
+from statebackend.checkpoint.files.objects import ObjectFiles
+from statebackend.errors import StateBackendError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -74,3 +85,171 @@ def test_secrets_never_show(address: str, caplog: pytest.LogCaptureFixture) -> N
         sb.CheckpointStore(address.replace("s3:", "s4:"))
     shown += [str(caught.value), repr(caught.value), caplog.text]
     assert not [text for text in shown if SECRET in text or "KEY" in text]
+
+
+__all__ = ["object_server"]
+
+
+@pytest.mark.parametrize(
+    ("address", "bucket", "root", "options"),
+    [
+        ("s3://b", "s3://b", "", {}),
+        ("s3://b/", "s3://b", "", {}),
+        ("S3://b//app/state/", "s3://b", "app/state", {}),
+        ("s3://b/a%20b/100%25#1", "s3://b", "a b/100%#1", {}),
+        ("s3://b/x?region=eu-west-1", "s3://b", "x", {"region": "eu-west-1"}),
+        (
+            "s3://k:s%2Fs@b/x?scheme=http&endpoint_override=127.0.0.1%3A99&region=r",
+            "s3://b",
+            "x",
+            {
+                "access_key_id": "k",
+                "secret_access_key": "s/s",
+                "region": "r",
+                "endpoint": "http://127.0.0.1:99",
+                "allow_http": "true",
+            },
+        ),
+        ("s3://b?endpoint_override=host", "s3://b", "", {"endpoint": "https://host"}),
+        ("gs://b-1.x/y", "gs://b-1.x", "y", {}),
+        ("abfss://c@account.dfs.core.windows.net/app", "abfss://c@account.dfs.core.windows.net", "app", {}),
+    ],
+)
+def test_parts(address: str, bucket: str, root: str, options: dict[str, str]) -> None:
+    assert parse_object_address(address) == (bucket, root, options)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://",
+        "s3:///x",
+        "s3://key@bucket",
+        "s3://KEY:hunter2/x@bucket/state",
+        "s3://KEY:hunter2?x@bucket",
+        "s3://[x/y",
+        "gs://KEY:hunter2@bucket",
+        "gs://KEY@bucket",
+        "abfss://KEY:hunter2@account.dfs.core.windows.net",
+    ],
+)
+def test_what_names_no_bucket_is_refused_when_it_is_used(address: str) -> None:
+    files = open_files(address)
+    with pytest.raises(UsageError, match="cannot be used") as caught:
+        files.names("checkpoints")
+    assert caught.value.code == "USAGE.ADDRESS"
+    assert "hunter2" not in str(caught.value) + repr(files) + files.uri
+    assert caught.value.__cause__ is None
+
+
+def test_all_object_stores_are_opened_alike() -> None:
+    for address in ("s3://b/x", "gs://b/x", "abfss://c@a.dfs.core.windows.net/x"):
+        files = open_files(address, options={"endpoint": "http://localhost:1"})
+        assert isinstance(files, ObjectFiles)
+        assert files.uri == address
+    with pytest.raises(UsageError, match="only an object store takes options"):
+        open_files("/data", options={"region": "here"})
+
+
+def test_an_option_that_obstore_does_not_know() -> None:
+    for files in (
+        open_files("s3://KEY:hunter2@b/x?no_such_option=hunter2"),
+        open_files("s3://b/x", options={"secret_access_key": "hunter2", "no_such_option": "hunter2"}),
+        open_files("abfss://c@a.example.com/x", options={"account_key": "hunter2"}),
+        open_files("s3://b/x", options={"max_retries": "hunter2"}),
+        open_files("gs://b/x", options={"bucket": "hunter2"}),
+        open_files("s3://b/x", options={"AWS_TIMEOUT": "hunter2"}),
+    ):
+        with pytest.raises(UsageError, match="cannot be used") as caught:
+            files.read("a")
+        assert "hunter2" not in str(caught.value)
+        assert caught.value.__cause__ is None
+
+
+def test_without_obstore_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("obstore", "obstore.exceptions", "obstore.store"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError, match="pip install obstore"):
+        open_files("s3://b/x").read("a")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_is_told_instead_of_waiting_for_ever() -> None:
+    files = open_files("s3://b/x", options={"endpoint": "http://127.0.0.1:1", "max_retries": "0"})
+    with pytest.raises(OSError, match="failed to read"):
+        files.read("a")
+    child = os.fork()
+    if not child:
+        try:
+            files.read("a")
+        except UsageError as error:
+            os._exit(7 if "forked" in str(error) else 1)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_nobody_answers() -> None:
+    options = {
+        "endpoint": "http://127.0.0.1:1",
+        "allow_http": "true",
+        "access_key_id": "KEY",
+        "secret_access_key": "hunter2",
+        "max_retries": "0",
+    }
+    files = open_files("s3://b/x", options=options)
+    with pytest.raises(OSError, match="failed to read x/a: no connection"):
+        files.read("a")
+    with pytest.raises(OSError, match="failed to create") as caught:
+        files.publish("checkpoints/1.json", b"mine", 1)
+    assert caught.value.unknown
+
+
+def test_arrows_names_in_an_address_reach_the_server(
+    object_server: Callable[[str], Place], request: pytest.FixtureRequest
+) -> None:
+    _, options = object_server("S3")
+    endpoint = options["endpoint"].removeprefix("http://")
+    query = f"scheme=http&endpoint_override={quote(endpoint)}&region=us-east-1"
+    files = open_files(f"s3://key:hunter2@bucket/{request.node.name}?{query}")
+    files.publish("a", b"abc", 1)
+    assert pickle.loads(pickle.dumps(files)).read("a") == b"abc"
+    assert "hunter2" not in files.uri + repr(files) + repr(ObjectCalls(files._uri))
+    assert isinstance(files, ObjectFiles)
+    missing = open_files(f"s3://key:hunter2@nobucket/x?{query}")
+    with pytest.raises(OSError, match="NoSuchBucket") as caught:
+        missing.names("checkpoints")
+    assert not isinstance(caught.value, (FileNotFoundError, StateBackendError))
+
+
+def test_options_are_taken_from_the_environment(
+    object_server: Callable[[str], Place], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, options = object_server("S3")
+    for name, value in options.items():
+        monkeypatch.setenv(f"AWS_{name.upper()}", value)
+    files = open_files(f"{uri}/{request.node.name}")
+    files.publish("a", b"abc", 1)
+    assert files.read("a") == b"abc"
+    other = open_files(
+        f"{uri}/{request.node.name}", options={"AWS_ENDPOINT": "http://127.0.0.1:1", "max_retries": "0"}
+    )
+    with pytest.raises(OSError, match="no connection"):
+        other.read("a")
+
+
+def test_conditions_that_are_switched_off_are_missed(
+    object_server: Callable[[str], Place], request: pytest.FixtureRequest
+) -> None:
+    uri, options = object_server("S3")
+    options = options | {"conditional_put": "disabled"}
+    place = f"{uri}/{request.node.name}"
+    with pytest.raises(UsageError, match="cannot keep a second writer out") as caught:
+        open_files(place, options=options).take_epoch(refuse_live=False)
+    assert caught.value.code == "USAGE.SINGLE_WRITER"
+    files = open_files(place, single_writer=True, options=options)
+    assert files.take_epoch(refuse_live=False) == 1
+    files.publish("checkpoints/1.json", b"mine", 1)
+    with pytest.raises(Taken):
+        files.publish("checkpoints/1.json", b"again", 1)
+    assert files.names("checkpoints") == ["1.json"]

@@ -1,17 +1,20 @@
 """The files of a store in an object store: the same behaviour in a simulated one and in S3, Azure and GCS on loopback.
 
-What becomes of a commit whose answer is lost, late or a refusal can be told on the simulated one only.
+The last tests are of objects that are read by ranges: the content of the whole, at few requests.
 """
 
 from __future__ import annotations
 
 import errno
+import io
 import pickle
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from object_servers import Place, object_server
 from simulated_disk import Dead
@@ -19,10 +22,11 @@ from simulated_objects import Bucket, SimulatedObjectCalls
 
 from statebackend.checkpoint.files.interface import FileSink, Taken
 from statebackend.checkpoint.files.object_calls import PART_SIZE
-from statebackend.checkpoint.files.objects import ObjectFiles
+from statebackend.checkpoint.files.objects import ObjectFiles, RangedFile
 from statebackend.errors import UsageError
 
 __all__ = ["object_server"]
+
 
 ENTRY = "checkpoints/1.json"
 
@@ -446,3 +450,42 @@ class TestNumbers:
             assert bucket.objects == {}
         bucket.arrive()  # an upload that was completed late is a file that no entry names
         assert in_bucket(bucket).remove_leftovers(lambda name: False, 2) == 1
+
+
+def test_random_reads_are_those_of_the_content(rng: random.Random) -> None:
+    content = rng.randbytes(5_000_000)
+    file = RangedFile(lambda start, end: content[start:end], len(content))
+    for _ in range(300):
+        if rng.random() < 0.6:
+            file.seek(rng.randrange(len(content) + 10))
+        at, wanted = file.tell(), rng.choice([0, 1, 10, 70_000, 2_000_000, -1])
+        expected = content[at:] if wanted < 0 else content[at : at + wanted]
+        assert bytes(file.read(wanted)) == expected
+        assert file.tell() == max(at, min(at + len(expected), len(content)))
+    target = bytearray(10)
+    file.seek(-4, io.SEEK_END)
+    assert file.readinto(target) == 4
+    assert file.readall() == b""
+    with pytest.raises(ValueError, match="before the start"):
+        file.seek(-1)
+
+
+def test_a_file_that_arrow_reads_in_order_takes_few_requests() -> None:
+    table = pa.table({"value": np.arange(1_000_000)})
+    stream = io.BytesIO()
+    with pa.ipc.new_file(stream, table.schema) as out:
+        out.write_table(table, 10_000)  # 100 batches, 8 MB
+    content, asked = stream.getvalue(), []
+
+    def fetch(start: int, end: int) -> bytes:
+        assert 0 <= start < end <= len(content)
+        asked.append((start, end))
+        return content[start:end]
+
+    with pa.PythonFile(RangedFile(fetch, len(content)), mode="r") as source:
+        reader = pa.ipc.open_file(source)
+        batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
+    assert pa.Table.from_batches(batches) == table
+    assert len(asked) <= 5
+    assert sum(end - start for start, end in asked) <= len(content) + (1 << 20)
+    assert all(end - start >= 1 << 20 or end == len(content) for start, end in asked)

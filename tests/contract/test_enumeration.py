@@ -1,15 +1,18 @@
-"""Keys and entries, functions over all keys, and removing whole keys."""
+"""Keys and entries of all namespaces: enumerated, counted, merged, removed."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from contract.conftest import MakeKeyed
-from contract.samples import KINDS, Kind
+from contract.samples import KINDS, Kind, Longest, dump, join
 
 import statebackend as sb
 from statebackend import types as t
+from statebackend.testing import ManualClock
 
 pytestmark = pytest.mark.checked
 
@@ -185,3 +188,279 @@ def test_metrics_count_entries(filled: sb.KeyedStateBackend) -> None:
     assert metrics["entries"] == 7
     assert metrics["states"]["a"]["entries"] == 5
     assert metrics["states"]["b"]["kind"] == "list"
+
+
+NAMESPACES = [
+    sb.VOID,
+    0,
+    -1,
+    2**63 - 1,
+    "",
+    "a",
+    b"",
+    b"a",
+    (),
+    (0,),
+    ("a", b"a", (1,)),
+    sb.TimeWindow(0, 1),
+    (0, 1),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_namespace_has_its_own(keyed: sb.KeyedStateBackend, kind: Kind) -> None:
+    state = keyed.get_state(kind.descriptor("s", t.LONG))
+    for number, namespace in enumerate(NAMESPACES):
+        keyed.set_current_namespace(namespace)
+        assert keyed.current_namespace == namespace
+        assert not state.exists()
+        kind.write(state, number)
+    for number, namespace in enumerate(NAMESPACES):
+        keyed.set_current_namespace(namespace)
+        assert kind.read(state) == number
+    found = list(keyed.keys_and_namespaces("s"))
+    assert len(found) == keyed.num_entries("s") == len(NAMESPACES)
+    assert {repr(namespace) for _, namespace in found} == set(map(repr, NAMESPACES))
+    keyed.set_current_namespace("a")
+    state.clear()
+    keyed.set_current_namespace(b"a")
+    assert state.exists()
+    assert keyed.num_entries("s") == len(NAMESPACES) - 1
+
+
+@pytest.mark.parametrize("wrong", [None, 1.0, True, [1], sb.ALL_NAMESPACES, (1, None)])
+def test_a_refused_namespace_changes_nothing(keyed: sb.KeyedStateBackend, wrong: Any) -> None:
+    keyed.set_current_namespace("n")
+    with pytest.raises(sb.SerializationTypeError):
+        keyed.set_current_namespace(wrong)
+    with pytest.raises(sb.SerializationError):
+        keyed.set_current_namespace("\ud800")
+    with pytest.raises(OverflowError):
+        keyed.set_current_namespace(2**63)
+    assert keyed.current_namespace == "n"
+
+
+def fill(keyed: sb.KeyedStateBackend, state: Any, by_namespace: dict[Any, Any]) -> None:
+    for namespace, values in by_namespace.items():
+        keyed.set_current_namespace(namespace)
+        for value in values:
+            state.add(value)
+    keyed.set_current_namespace(sb.VOID)
+
+
+MERGING = [
+    sb.ListStateDescriptor("s", str),
+    sb.ReducingStateDescriptor("s", join, str),
+    sb.AggregatingStateDescriptor("s", Longest(), str, str),
+]
+
+
+merging = pytest.mark.parametrize("descriptor", MERGING, ids=lambda d: d.kind)
+
+
+def merged_result(descriptor: Any, letters: str) -> Any:
+    if descriptor.kind == "list":
+        return list(letters)
+    if descriptor.kind == "reducing":
+        return letters
+    return (1, letters[0])  # the first of the longest
+
+
+@merging
+@pytest.mark.parametrize(
+    ("target", "sources", "letters"),
+    [
+        ("t", ["a", "b"], "tab"),
+        ("t", ["b", "a"], "tba"),
+        ("new", ["a", "b"], "ab"),
+        ("new", ["b", "missing", "a"], "ba"),
+        ("t", ["a", "t", "b"], "atb"),
+        ("a", ["a"], "a"),
+        ("t", ["a", "a"], "ta"),
+        (sb.VOID, ["t", "a"], "vta"),
+    ],
+)
+def test_merging_in_order(
+    keyed: sb.KeyedStateBackend, descriptor: Any, target: Any, sources: list[Any], letters: str
+) -> None:
+    state = keyed.get_state(descriptor)
+    fill(keyed, state, {"t": "t", "a": "a", "b": "b", sb.VOID: "v"})
+    keyed.set_current_key(2)
+    fill(keyed, state, {"t": "x", "a": "y"})
+    others = {at: value for at, value in dump(keyed, descriptor).items() if at[0] == "2"}
+    keyed.set_current_key(1)
+    keyed.merge_namespaces(descriptor, target, iter(sources))
+    assert keyed.current_namespace is sb.VOID
+    keyed.set_current_namespace(target)
+    assert state.get() == merged_result(descriptor, letters)
+    for source in set(sources) - {target}:
+        keyed.set_current_namespace(source)
+        assert not state.exists()
+    left = {at: value for at, value in dump(keyed, descriptor).items() if at[0] == "2"}
+    assert left == others
+
+
+@merging
+@pytest.mark.parametrize("sources", [None, [], ["missing"], ["missing", "t"]])
+def test_merging_nothing(keyed: sb.KeyedStateBackend, descriptor: Any, sources: Any) -> None:
+    state = keyed.get_state(descriptor)
+    fill(keyed, state, {"t": "t", sb.VOID: "v"})
+    before = dump(keyed, descriptor)
+    keyed.merge_namespaces(descriptor, "t", sources)
+    assert dump(keyed, descriptor) == before
+
+
+def test_merging_that_fails_changes_nothing(keyed: sb.KeyedStateBackend) -> None:
+    def failing(old: str, new: str) -> str:
+        if new == "b":
+            raise ZeroDivisionError
+        return old + new
+
+    for descriptor, error in (
+        (sb.ReducingStateDescriptor("f", failing, str), ZeroDivisionError),
+        (sb.ReducingStateDescriptor("o", "sum", "tinyint"), OverflowError),
+    ):
+        state = keyed.get_state(descriptor)
+        fill(keyed, state, {n: [n] if error is ZeroDivisionError else [60] for n in ("t", "a", "b")})
+        before = dump(keyed, descriptor)
+        with pytest.raises(error):
+            keyed.merge_namespaces(descriptor, "t", ["a", "b"])
+        assert dump(keyed, descriptor) == before
+
+
+@pytest.mark.parametrize(
+    "descriptor",
+    [
+        sb.ValueStateDescriptor("s", str),
+        sb.MapStateDescriptor("s", str, str),
+        sb.FoldingStateDescriptor("s", "", join, str),
+    ],
+    ids=lambda d: d.kind,
+)
+def test_other_kinds_cannot_be_merged(keyed: sb.KeyedStateBackend, descriptor: Any) -> None:
+    with pytest.raises(sb.UsageError, match=r"cannot be merged.*'s'"):
+        keyed.merge_namespaces(descriptor, "t", ["a"])
+
+
+def test_merging_checks_namespaces_and_key_first(make_keyed: MakeKeyed) -> None:
+    keyed = make_keyed(str)
+    descriptor = sb.ListStateDescriptor("s", str)
+    with pytest.raises(sb.UsageError, match="current key"):
+        keyed.merge_namespaces(descriptor, "t", ["a"])
+    keyed.set_current_key("k")
+    fill(keyed, keyed.get_state(descriptor), {"t": "t", "a": "a"})
+    before = dump(keyed, descriptor)
+    for target, sources in ((None, ["a"]), ("t", ["a", None]), ("t", "a"), (sb.ALL_NAMESPACES, ["a"])):
+        with pytest.raises((sb.SerializationTypeError, sb.UsageError)):
+            keyed.merge_namespaces(descriptor, target, sources)
+    assert dump(keyed, descriptor) == before
+
+
+def states(keyed: sb.KeyedStateBackend) -> dict[str, Any]:
+    return {
+        "value": keyed.get_value_state(sb.ValueStateDescriptor("value", int)),
+        "list": keyed.get_list_state(sb.ListStateDescriptor("list", str)),
+        "map": keyed.get_map_state(sb.MapStateDescriptor("map", str, int)),
+        "sum": keyed.get_reducing_state(sb.ReducingStateDescriptor("sum", "sum", int)),
+        "object": keyed.get_value_state(sb.ValueStateDescriptor("object", sb.types.PICKLE)),
+    }
+
+
+def test_reading_is_no_change_unless_it_counts_as_use(
+    make_keyed: Callable[..., sb.KeyedStateBackend], clock: ManualClock
+) -> None:
+    keyed = make_keyed()
+    on_read = sb.StateTtlConfig(100, update_type=sb.StateTtlConfig.UpdateType.OnReadAndWrite)
+    used = keyed.get_state(sb.ValueStateDescriptor("used", int).enable_time_to_live(on_read))
+    plain = keyed.get_state(
+        sb.ValueStateDescriptor("plain", sb.types.PICKLE).enable_time_to_live(sb.StateTtlConfig(100))
+    )
+    entries = keyed.get_state(sb.MapStateDescriptor("entries", str, int).enable_time_to_live(on_read))
+    keyed.set_current_key(1)
+    used.update(1)
+    plain.update([1])
+    entries.put_all({"a": 1, "b": 2})
+    mark = keyed.mark()
+    assert (used.value(), entries.get("a")) == (1, 1)
+    assert keyed.count_changes(mark) == (0, 0)  # no stamp is another one
+    clock.advance(50)
+    keyed.set_current_key(1)
+    assert plain.value() == [1]
+    assert keyed.count_changes(mark) == (0, 0)
+    assert (used.value(), entries.get("a")) == (1, 1)
+    assert keyed.count_changes(mark) == (2, 0)
+
+
+def test_what_expires_is_removed(make_keyed: Callable[..., sb.KeyedStateBackend], clock: ManualClock) -> None:
+    keyed = make_keyed()
+    idle = sb.StateTtlConfig(100, cleanup_idle=True)
+    state = keyed.get_state(sb.MapStateDescriptor("seen", str, int).enable_time_to_live(idle))
+    for key in range(20):
+        keyed.set_current_key(key)
+        state.put_all({"a": 1, "b": 2})
+    clock.advance(60)
+    keyed.set_current_key(0)
+    state.put("a", 2)
+    mark = keyed.mark()
+    clock.advance(60)
+    keyed.advance(1_000)
+    assert keyed.count_changes(mark) == (0, 39)
+    assert keyed.metrics()["rows"] == 1
+
+
+def test_only_an_open_mark_of_its_own_counts(keyed: sb.KeyedStateBackend) -> None:
+    mark = keyed.mark()
+    keyed.release(mark)
+    with pytest.raises(sb.UsageError, match="no longer valid"):
+        keyed.count_changes(mark)
+    with pytest.raises(sb.UsageError, match="not a mark of this backend"):
+        keyed.count_changes(object())
+
+
+def test_counts_are_those_of_a_model_whatever_is_done(
+    keyed: sb.KeyedStateBackend, rng: random.Random
+) -> None:
+    """Over namespaces, failed calls that are undone, and rollbacks."""
+    state = states(keyed)
+    model: dict[Any, Any] = {}
+    for _ in range(40):
+        mark, before, written = keyed.mark(), dict(model), {}
+        for _ in range(rng.randrange(60)):
+            key, space = rng.randrange(8), rng.choice([sb.VOID, "x"])
+            keyed.set_current_key(key)
+            keyed.set_current_namespace(space)
+            action = rng.randrange(9)
+            name = rng.choice(["value", "object", "sum", "list"])
+            if action < 3:
+                value = rng.randrange(9)
+                if name in ("value", "object"):
+                    state[name].update(value)
+                else:
+                    state[name].add(str(value) if name == "list" else value)
+                written[name, key, space] = model[name, key, space] = True
+            elif action < 5:
+                inner = rng.choice("abc")
+                state["map"].put(inner, 1)
+                written["map", key, space, inner] = model["map", key, space, inner] = True
+            elif action == 5:
+                inner = rng.choice("abc")
+                state["map"].remove(inner)
+                model.pop(("map", key, space, inner), None)
+            elif action == 6:
+                state["map"].clear()
+                for inner in "abc":
+                    model.pop(("map", key, space, inner), None)
+            elif action == 7:
+                state[name].clear()
+                model.pop((name, key, space), None)
+            else:
+                with pytest.raises((sb.SerializationError, TypeError)):
+                    state["value"].update_many([1, 2, 3], [1, 2, "no number"])
+        gone = len(before.keys() - model.keys())
+        assert keyed.count_changes(mark) == (len(written.keys() & model.keys()), gone)
+        assert keyed.metrics()["rows"] == len(model)
+        if rng.random() < 0.3:
+            keyed.rollback(mark)
+            assert keyed.count_changes(mark) == (0, 0)
+            model = before
+        keyed.release(mark)
