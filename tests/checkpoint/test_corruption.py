@@ -170,8 +170,6 @@ def test_nothing_is_removed_while_a_manifest_cannot_be_read(three: Path) -> None
     store.open(5).verify()
 
 
-# ------------------------------------------------------------------------------------ sealed, but wrong
-
 STATE = LogState("0" * 32, runs=(Run(6, 11, 2),), restarts=(Restart("1" * 32, 3, 3),), times=((7, Times(5)),))
 FILE = StoredFile("data/3/a", "base", 1, 1)
 GOOD = Entry(

@@ -91,9 +91,6 @@ def a_section(name: str, rng: random.Random, n_rows: int, groups: int = 128) -> 
     return Section(name, schema, batches)
 
 
-# ------------------------------------------------------------------------------------ what comes back
-
-
 @pytest.mark.parametrize("compression", ["zstd", "lz4", None])
 def test_any_states_come_back(rng: random.Random, compression: str | None) -> None:
     for _ in range(40):
@@ -250,9 +247,6 @@ def test_all_key_groups_there_are() -> None:
     assert len(data) < 4 * 32_768 * 20
 
 
-# ------------------------------------------------------------------------------------ refusals
-
-
 def longs(groups: list[int], rows: int | None = None) -> GroupedBatch:
     """As many rows as there are key groups, or another number."""
     numbers = list(range(len(groups) if rows is None else rows))
@@ -293,9 +287,6 @@ def test_bad_arguments_are_refused() -> None:
     for call in (reader.read, reader.schema, reader.rows_of):
         with pytest.raises(UsageError, match="no state 'b'"):
             call("b")
-
-
-# ------------------------------------------------------------------------------------ damage
 
 
 def everything(data: bytes) -> list[Any]:

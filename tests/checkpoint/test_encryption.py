@@ -79,9 +79,6 @@ def adjust(store: sb.CheckpointStore, names: dict[str, bytes]) -> None:
         Path(store.uri, name).write_bytes(content)
 
 
-# ------------------------------------------------------------------------------------ single files
-
-
 @pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 200_000])
 def test_a_file_of_any_size_comes_back_however_it_is_written(
     tmp_path: Path, size: int, rng: random.Random
@@ -155,9 +152,6 @@ def test_a_paced_file_is_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with writer.read_back(beside) as source:
             assert source.read() == content
     assert not any(b"plain" in each for each in data_files(tmp_path).values())
-
-
-# ------------------------------------------------------------------------------------ state
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -300,9 +294,6 @@ def test_what_is_pickled_for_another_process_encrypts(tmp_path: Path) -> None:
         assert pickle.loads(pickle.dumps(checkpoint)).read_file(stored) == checkpoint.read_file(stored)
 
 
-# ------------------------------------------------------------------------------------ damage and exchange
-
-
 def test_a_flipped_bit_is_found_without_a_key_and_by_the_cipher(tmp_path: Path, rng: random.Random) -> None:
     store, stored = one_file(tmp_path, b"plain" * 30_000)
     path = Path(tmp_path, stored.name)
@@ -406,9 +397,6 @@ def test_output_is_read_by_its_own_checks(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(sb.CorruptCheckpointError, match="cannot be decrypted"):
         committed.read_output(stored)
-
-
-# ------------------------------------------------------------------------------------ with and without
 
 
 def test_a_store_stays_what_it_was_made_as(tmp_path: Path) -> None:

@@ -174,9 +174,6 @@ def test_turning_it_off_keeps_everything_for_good(
             assert story.seen(keyed, keyed.get_state(declared(kind)), 10**9) == OLD | NEW
 
 
-# --- full snapshots ---
-
-
 def filled(keyed: Any, clock: ManualClock, kind: str, rng: random.Random, **options: Any) -> dict[Any, Any]:
     """A state with parts of many ages, out of order where the clock allows it; gives their stamps, by place."""
     state = keyed.get_state(declared(kind, TTL, cleanup_in_background=False, **options))

@@ -43,9 +43,6 @@ def write_parts(sink: FileSink) -> None:
     sink.finish()
 
 
-# ------------------------------------------------------------------------------------ every service
-
-
 @pytest.mark.parametrize("service", ["simulated", "S3", "Azure", "GCS"])
 class TestEveryService:
     @pytest.fixture
@@ -241,9 +238,6 @@ class TestEveryService:
                 assert caught.value.__cause__ is None
                 assert caught.value.__suppress_context__
         assert not [text for text in shown for secret in secrets if secret in text]
-
-
-# ------------------------------------------------------------------------------------ commits
 
 
 def in_bucket(bucket: Bucket, *plan: tuple[str, object], **options: object) -> ObjectFiles:

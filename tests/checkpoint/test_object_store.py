@@ -73,9 +73,6 @@ def check_recovery(files: ObjectFiles, list_all: Callable[[], Iterator[str]], to
     check_left(store, list_all())
 
 
-# ------------------------------------------------------------------------------------ simulated
-
-
 def names_in(bucket: Bucket) -> Callable[[], Iterator[str]]:
     return lambda: (name.removeprefix("store/") for name in bucket.objects)
 
@@ -143,9 +140,6 @@ def test_requests_of_a_commit_do_not_grow() -> None:
     own = [newer - older for older, newer in itertools.pairwise(counts[5:])]
     # The data file and a look at it, the entry, and the manifest that goes; and the look of `check_held`.
     assert set(own) == {5}, own
-
-
-# ------------------------------------------------------------------------------------ servers
 
 
 class Place:

@@ -161,9 +161,6 @@ def test_pieces_end_with_the_row_that_makes_them_large(monkeypatch: pytest.Monke
             assert [start for start, _ in pieces] == [sum(expected[:at]) for at in range(len(expected))]
 
 
-# ------------------------------------------------------------------------------------- in and out of lists
-
-
 @pytest.mark.parametrize("sort", SORTS)
 def test_values_are_taken_and_refused_as_by_the_serializer(sort: str, rng: random.Random) -> None:
     given = sample(sort, rng)

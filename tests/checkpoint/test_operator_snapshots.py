@@ -135,9 +135,6 @@ def restored(restore: Any, parallelism: int) -> list[sb.OperatorStateBackend]:
     ]
 
 
-# ------------------------------------------------------------------------------------------ round trips
-
-
 @given(st.lists(st.none() | st.binary()))
 def test_pickles_and_what_a_serializer_of_the_users_writes_are_bytes(data: list[bytes | None]) -> None:
     for config in (t.PICKLE.config(), t.of(Backwards()).config(), t.LIST(t.of(Eight())).config()):
@@ -207,9 +204,6 @@ def test_many_elements_come_back_in_order(store: CheckpointStore) -> None:
     assert [*new[0], *new[1], *new[2]] == list(range(200_000))
 
 
-# ------------------------------------------------------------------------------- not asked for, migrated
-
-
 def test_what_is_not_asked_for_is_carried_along_and_never_unpickled(
     store: CheckpointStore, rng: random.Random
 ) -> None:
@@ -264,9 +258,6 @@ def test_what_does_not_fit_is_refused_and_stays(store: CheckpointStore) -> None:
         with pytest.raises(StateMigrationError, match=f"'{name}'"):
             again.get_broadcast_state(sb.MapStateDescriptor(name, "int", "int"))
     assert again.contents() == first.contents()
-
-
-# ------------------------------------------------------------------------------------- which snapshots
 
 
 def test_snapshots_of_keyed_state_are_passed_over(store: CheckpointStore) -> None:
@@ -358,9 +349,6 @@ def test_nulls_that_no_list_can_hold_are_refused(store: CheckpointStore) -> None
         sb.OperatorStateBackend(restore=checkpoint)
 
 
-# --------------------------------------------------------------------------------------------- damage
-
-
 def regions(content: bytes) -> dict[str, range]:
     """The parts of a data file, by the page that describes them."""
     footer = int.from_bytes(content[-10:-6], "little") + 10
@@ -435,9 +423,6 @@ def test_only_what_an_instance_gets_is_read(root: Path, store: CheckpointStore) 
     for index, parallelism in ((1, 2), (2, 4), (0, 1), (1, 3)):
         with pytest.raises(CorruptCheckpointError, match=path.name):
             sb.OperatorStateBackend(subtask_index=index, parallelism=parallelism, restore=checkpoint)
-
-
-# ------------------------------------------------------------------------------- in flight, aborted, kept
 
 
 def data_files(root: Path) -> list[str]:

@@ -256,9 +256,6 @@ def test_files_that_cannot_be_removed_are_removed_after_the_next_commit(root: Pa
         assert sb.tools.verify(root).ok
 
 
-# --- descriptions of states ---
-
-
 def described(checkpoint: sb.Checkpoint) -> list[str | None]:
     return [None if file is None else file.name for file in checkpoint.manifest.described]
 

@@ -42,9 +42,6 @@ def all_of(many: list[Any]) -> list[Any]:
     return without_groups(found)
 
 
-# ------------------------------------------------------------------------------------------ round trips
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("key_type", KEY_TYPES.values(), ids=KEY_TYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -114,9 +111,6 @@ def test_operator_state(tmp_path: Path) -> None:
         assert again.undeclared_states() == []
 
 
-# ---------------------------------------------------------------------------------------- what is in it
-
-
 def test_other_programs_read_it(tmp_path: Path) -> None:
     with create("heap", "struct<a:int,b:string>") as keyed:
         limits = keyed.get_map_state(sb.MapStateDescriptor("limits", str, "decimal(10,2)"))
@@ -167,9 +161,6 @@ def test_names_of_states_are_names_of_folders(tmp_path: Path) -> None:
         for number, name in enumerate(names):
             state = again.get_value_state(sb.ValueStateDescriptor(name, int))
             assert state.get_many([1]).to_pylist() == [number]
-
-
-# ------------------------------------------------------------------------------------------- refusals
 
 
 def test_there_is_none(tmp_path: Path) -> None:

@@ -157,8 +157,6 @@ def test_a_repair_that_is_killed_can_be_repeated(policy: str) -> None:
         assert (inventory.latest(intact=True), inventory.damaged_entries()) == (2, [])
 
 
-# ------------------------------------------------------------------------------------ calls that fail
-
 #: What only looks, or whose failing is put off: the story may go on to its end.
 ANSWERS = ["fail", "lie", errno.ENOSPC]
 
@@ -304,9 +302,6 @@ def test_an_interrupt_during_a_commit_leaves_no_doubt_behind() -> None:
         check_recovery(files_on(disk), listing(disk), told)
 
 
-# ------------------------------------------------------------------------------------ no links, lost answers
-
-
 def without_links(number: int, name: str) -> object:
     return errno.EPERM if name == "link" else None
 
@@ -403,9 +398,6 @@ def test_a_link_that_comes_late_finds_nothing_to_link() -> None:
     with pytest.raises(FileNotFoundError):
         SimulatedCalls.link(calls, *late[0])
     assert store.checkpoints() == [0]
-
-
-# ------------------------------------------------------------------------------------ two writers, step by step
 
 
 def test_a_second_writer_opens_before_every_call_of_a_commit() -> None:

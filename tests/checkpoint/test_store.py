@@ -35,9 +35,6 @@ def data_files(root: Path) -> set[str]:
     return {path.relative_to(root).as_posix() for path in root.glob("data/*/*")}
 
 
-# ------------------------------------------------------------------------------------ committing and reading
-
-
 def test_what_is_committed_is_read_back(store: CheckpointStore) -> None:
     writer = store.begin_snapshot(7)
     with writer.create("base", subtask=1, key_groups=KeyGroupRange(64, 127), label="all of it") as file:
@@ -140,9 +137,6 @@ def test_an_import_of_the_library_loads_nothing_compiled() -> None:
         "assert 'pyarrow.fs' not in sys.modules"
     )
     run(code)
-
-
-# ------------------------------------------------------------------------------------ refusals
 
 
 def test_ids_are_committed_in_order_and_once(store: CheckpointStore) -> None:
@@ -324,9 +318,6 @@ def test_a_store_that_is_not_open_for_writing_says_so(store: CheckpointStore) ->
             call()
 
 
-# ------------------------------------------------------------------------------------ retention
-
-
 @pytest.mark.parametrize("retain", [1, 2, 3])
 def test_retention_keeps_the_newest_and_what_they_name(root: Path, retain: int) -> None:
     store = CheckpointStore(root, retain=retain).open_for_writing()
@@ -410,9 +401,6 @@ def test_a_restart_drops_everything(store: CheckpointStore, root: Path) -> None:
     assert store.checkpoints() == [0]
 
 
-# ------------------------------------------------------------------------------------ aborting
-
-
 def test_an_abort_removes_the_files_of_a_snapshot(store: CheckpointStore, root: Path) -> None:
     writer = store.begin_snapshot(3)
     write(writer)
@@ -483,9 +471,6 @@ def test_snapshots_are_written_by_many_threads(store: CheckpointStore) -> None:
     assert store.checkpoints() == [3, 4]
 
 
-# ------------------------------------------------------------------------------------ other processes
-
-
 def test_another_process_writes_for_the_writer(store: CheckpointStore, root: Path) -> None:
     code = (
         "import json, pickle, sys; from statebackend.checkpoint import StateSnapshot;"
@@ -540,9 +525,6 @@ def test_a_forked_process_is_not_the_writer(store: CheckpointStore) -> None:
     )
     store.close()
     assert run(code, store.uri).stdout == "[0]\n"
-
-
-# ------------------------------------------------------------------------------------ the disk says no
 
 
 def test_a_full_disk(small_disk: Path) -> None:

@@ -191,9 +191,6 @@ def test_one_wins_and_the_other_knows(new_place: Callable[[], Place], action: st
     check_all(new_place, action, answer)
 
 
-# ------------------------------------------------------------------------------------ real stores
-
-
 class Counted:
     """Calls the plan before each request of the calls that it stands for."""
 

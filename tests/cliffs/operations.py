@@ -41,9 +41,6 @@ def public(interface: type) -> list[str]:
     return [name for name in dir(interface) if not name.startswith("_") or name in _SYNTAX]
 
 
-# ------------------------------------------------------------------------------------ states of one kind
-
-
 def at(key: int, call: Callable[[World, Any, int], Any]) -> Call:
     """A call for one key, which is set before it as for a row."""
 
@@ -157,9 +154,6 @@ def _remove_many(world: World, number: int) -> None:
     world.state.remove_many(keys, map_keys + 500)
 
 
-# ----------------------------------------------------------------------------------------------- backends
-
-
 def keyed(call: Callable[[Any, World, int], Any]) -> Call:
     return lambda world, number: call(world.keyed, world, number)
 
@@ -239,9 +233,6 @@ def _aborted(keyed: Any, world: World, number: int) -> None:
 
 def _complete(keyed: Any, world: World, number: int) -> None:
     keyed.notify_checkpoint_complete(10**9 + number)
-
-
-# ------------------------------------------------------------------------------------------------- timers
 
 
 def _register(timers: Any, world: World, number: int) -> None:

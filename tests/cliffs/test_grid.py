@@ -56,9 +56,6 @@ def test_the_docs_state_the_cost() -> None:
         assert condition in [each.name for each in GROWTHS]
 
 
-# ---------------------------------------------------------------------------------------------- measuring
-
-
 class Pair:
     """The same world at both sizes."""
 

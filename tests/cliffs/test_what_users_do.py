@@ -62,9 +62,6 @@ def later_calls(
     return least(attempt)
 
 
-# ----------------------------------------------------------------------------------- 1: calls with marks
-
-
 def put_all(keyed: Any) -> Callable[[int], Any]:
     state = keyed.get_map_state(sb.MapStateDescriptor("m", int, int))
 
@@ -172,9 +169,6 @@ def test_a_long_batch_keeps_no_more_for_each_call_than_a_short_one(
     assert core_bytes(keyed) - before <= 8 * LIMIT * max(a_thousand, 4_096)
 
 
-# ------------------------------------------------------------------------ 2: snapshots, and nothing between
-
-
 def slots_an_entry(keyed: Any, entries: int) -> float:
     states = keyed.metrics()["states"].values()
     return sum(each["used_slots"] for each in states) / entries
@@ -212,9 +206,6 @@ def test_snapshots_that_overlap_hold_what_they_show_and_no_more(
     found = slots_an_entry(keyed, len(keys))
     held.pop().release()
     assert found <= LIMIT
-
-
-# --------------------------------------------------------------------------------------------- 3: PICKLE
 
 
 class Profile:
@@ -269,9 +260,6 @@ def test_one_value_updated_all_through_a_batch_is_journalled_once(
     assert core_bytes(keyed) <= 2 * before
 
 
-# ------------------------------------------------------------------------- 4: maps of which much has expired
-
-
 def aged_map(make: Callable[..., Any], live: int, expired: int, live_first: bool, **options: Any) -> Any:
     """A map of the current key that nothing has cleaned up."""
     clock = ManualClock(0)
@@ -322,9 +310,6 @@ def test_asking_whether_there_is_anything_in_a_map_does_not_walk_over_what_has_e
     assert least(attempt) <= LIMIT
 
 
-# ---------------------------------------------------------------------------------- 5: lists that expire
-
-
 @timed
 @pytest.mark.parametrize("idle", [False, True], ids=["by_accesses", "by_advance"])
 def test_a_sliding_window_in_a_list_costs_what_comes_and_goes(make: Callable[..., Any], idle: bool) -> None:
@@ -358,9 +343,6 @@ def test_a_sliding_window_in_a_list_costs_what_comes_and_goes(make: Callable[...
         return growth(*sides)
 
     assert least(attempt) <= LIMIT
-
-
-# --------------------------------------------------------------------------- 6, 7: sizes follow what is there
 
 
 @pytest.mark.parametrize("kind", ["value", "reducing"])
@@ -402,9 +384,6 @@ def test_a_state_that_has_shrunk_takes_and_costs_what_is_left(make: Callable[...
         assert is_checked_build() or least(lambda few=few, many=many: growth(few, many)) <= LIMIT
 
 
-# ----------------------------------------------------------------------------- 8: when versions are renumbered
-
-
 def test_timers_that_fired_are_forgotten_when_versions_have_been_renumbered(make: Callable[..., Any]) -> None:
     """Each batch registers 200 timers and fires them; there is always a mark to come back to."""
     taken = []
@@ -425,9 +404,6 @@ def test_timers_that_fired_are_forgotten_when_versions_have_been_renumbered(make
     assert taken[1] <= 2 * taken[0]
 
 
-# ---------------------------------------------------------------------------------- 9: growing in batches
-
-
 @timed
 def test_many_batches_of_new_keys_are_nearly_as_fast_as_one(
     make: Callable[..., Any], np_rng: np.random.Generator
@@ -446,9 +422,6 @@ def test_many_batches_of_new_keys_are_nearly_as_fast_as_one(
     samples = [(seconds(1), seconds(20)) for _ in range(4)]
     one, many = map(min, zip(*samples, strict=True))
     assert many <= one / 0.4  # the bench measures what it is: 0.55 and more
-
-
-# ------------------------------------------------------------------------------------------ 10: the rest
 
 
 @timed
@@ -563,8 +536,6 @@ def test_copies_of_map_entries_are_counted_where_they_are(make: Callable[..., An
     assert (states["m"]["copied_entries"], states["o"]["copied_entries"]) == (100, 0)
 
 
-# ------------------------------------------------------------------------------------------- 11: many namespaces
-
 LONG_TTL = sb.StateTtlConfig(10**12)
 
 IN_NAMESPACES = {
@@ -615,9 +586,6 @@ def test_restoring_a_row_in_a_namespace_of_its_own_takes_little_longer_than_one_
 
     few, many = checkpoint(10), checkpoint(count)
     assert least(lambda: restoring(many) / min(restoring(few) for _ in range(3)), 10.0) <= 10.0
-
-
-# ------------------------------------------------------------------------------------------------ 12: many states
 
 
 def declared(keyed: Any, count: int, filled: int) -> list[Any]:

@@ -165,9 +165,6 @@ def test_32768_key_groups(make_keyed: MakeKeyed) -> None:
         _ = keyed.current_key
 
 
-# --- names ---
-
-
 @every_kind
 def test_the_same_name_is_the_same_state(keyed: sb.KeyedStateBackend, kind: Kind) -> None:
     state = keyed.get_state(kind.descriptor("s", t.LONG))

@@ -155,12 +155,6 @@ def test_the_clock_is_read_when_a_timer_fires(keyed: sb.KeyedStateBackend, clock
     assert state.value() is None
 
 
-# --- marks ---
-
-
-# --- many ---
-
-
 @pytest.mark.parametrize("key_type", [int, str])
 def test_random_use_agrees_with_a_sorted_set(
     make_keyed: MakeKeyed, key_type: type, rng: random.Random
@@ -198,9 +192,6 @@ def test_random_use_agrees_with_a_sorted_set(
     assert [(time, key) for time, key, _ in fire(keyed, 10**6)] == sorted(wanted)
 
 
-# --- rows ---
-
-
 def test_rows_of_a_range_of_key_groups_are_loaded_elsewhere(
     backend: sb.StateBackend, make_keyed: MakeKeyed
 ) -> None:
@@ -230,9 +221,6 @@ def test_rows_are_in_canonical_form(make_keyed: MakeKeyed) -> None:
     keyed = make_keyed("string", max_parallelism=1)
     register(keyed, "é", 5, namespace=7)
     assert keyed.timers.rows() == [TimerRow("event", 0, "é".encode(), encode_namespace(7), 5)]
-
-
-# --- what is refused ---
 
 
 @pytest.mark.parametrize("wrong", [1.5, True, "10", None])

@@ -73,9 +73,6 @@ def state_of(keyed: sb.KeyedStateBackend, kind: Kind, **options: Any) -> Any:
     return keyed.get_state(with_ttl(kind.descriptor("s", STRING), **options))
 
 
-# --- configuration ---
-
-
 def test_defaults_are_flinks() -> None:
     config = sb.StateTtlConfig.new_builder(timedelta(seconds=1)).build()
     assert config.ttl == 1000
@@ -186,9 +183,6 @@ def test_a_config_cannot_be_changed() -> None:
         config.ttl = 2
     with pytest.raises(AttributeError):
         del config.ttl
-
-
-# --- expiry, renewal, visibility ---
 
 
 @pytest.mark.parametrize(
@@ -401,9 +395,6 @@ def test_event_time_needs_a_clock_that_is_advanced(backend: sb.StateBackend) -> 
         keyed.get_state(descriptor)
 
 
-# --- merges and marks ---
-
-
 @pytest.mark.parametrize(
     ("target_at", "source_at", "expected"), [(0, 50, "s"), (50, 0, "t"), (50, 60, "ts"), (0, 0, None)]
 )
@@ -472,9 +463,6 @@ def test_a_read_that_renews_does_not_give_away_what_a_mark_needs(
     keyed.rollback(mark)
     at(1_060)
     assert state.get(1) == [1, 2]
-
-
-# --- cleanup ---
 
 
 def is_incremental(cleanup: str, backend: sb.StateBackend) -> bool:

@@ -33,9 +33,6 @@ def listed(rows: list[tuple[int, Any]]) -> dict[int, list[str]]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------- batches
-
-
 @some_values
 @every_layout
 @every_sort
@@ -143,9 +140,6 @@ def test_columns_of_keys(make_keyed: MakeKeyed, sort: str, layout: str, rng: ran
         state.update_many(given.column(layout), range(len(given.values)))
     state.clear_many(column)
     assert keyed.num_entries() == 0
-
-
-# ------------------------------------------------------------------------------------ from one store to the next
 
 
 class Held:

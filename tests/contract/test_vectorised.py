@@ -63,9 +63,6 @@ def test_empty_columns(keyed: sb.KeyedStateBackend) -> None:
     assert keyed.num_entries() == 0
 
 
-# --- atomicity: a call that fails has changed nothing ---
-
-
 def failing(old: Any, new: Any) -> Any:
     if new == "bad":
         raise ZeroDivisionError

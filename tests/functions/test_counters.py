@@ -69,9 +69,6 @@ def test_names_of_counters() -> None:
     assert metrics.values() == {"zu spät 🕰": 1}
 
 
-# ------------------------------------------------------------------------------------------ commits
-
-
 class Counting(sb.KeyedProcessFunction):
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
         ctx.metrics.counter("amount").inc(row.amount if row.amount < 0 else np.int64(row.amount))
@@ -152,9 +149,6 @@ def test_figures_are_json() -> None:
         "h": [True, -1], "i": "text",
     }  # fmt: skip
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-
-
-# ------------------------------------------------------------------------------------------ what else is written
 
 
 class Scaled(Serializer):

@@ -130,9 +130,6 @@ def made_for(root: Path) -> Any:
         store.close()
 
 
-# --------------------------------------------------------------------------------------------- rescaling
-
-
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("max_parallelism", [1, 7, 128, 32_768])
 @pytest.mark.parametrize("key_type", KEYS)
@@ -240,9 +237,6 @@ def test_what_cannot_be_rescaled(store: CheckpointStore, root: Path, target: Pat
         sb.tools.rescale(tmp_path / "nameless", target, 32)
     assert CheckpointStore(target).checkpoints() == []
     assert not list(target.glob("data/*/*"))
-
-
-# ------------------------------------------------------------------------------------------- dropping
 
 
 @pytest.mark.parametrize("name", [*KINDS, "offsets", "rules"])

@@ -103,9 +103,6 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "savepoint"
 
 
-# ---------------------------------------------------------------------------------------- what is in it
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("key_type", "rows"),
@@ -240,9 +237,6 @@ def test_a_slice_at_a_time_is_in_memory(
     sb.tools.savepoint(root, target)
     assert len(seen) > 50
     assert max(seen) < 60
-
-
-# ------------------------------------------------------------------------------------------- what cannot be
 
 
 def test_what_is_refused(store: CheckpointStore, root: Path, target: Path) -> None:

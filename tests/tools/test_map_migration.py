@@ -63,9 +63,6 @@ def shown(entries: Any) -> list[Any]:
     )
 
 
-# ------------------------------------------------------------------------------------------ what it holds
-
-
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", MAPS)
 @each_backend
@@ -200,9 +197,6 @@ def test_one_batch_of_maps_is_in_memory_at_a_time(tmp_path: Path) -> None:
     table = sb.tools.read_state(made, "maps")
     assert table.num_rows == 100 * entries
     assert table.nbytes > 64 << 20
-
-
-# ------------------------------------------------------------------------------------------ what is refused
 
 
 def refused(tmp_path: Path, name: str, descriptor: Any, error: type[StateBackendError], message: str) -> Any:

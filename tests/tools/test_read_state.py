@@ -25,7 +25,6 @@ from statebackend.tools import read as reading
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
-# ------------------------------------------------------------------------------------------- histories
 
 KEYS: dict[str, tuple[Any, Callable[[int], Any]]] = {
     "long": (int, lambda n: n - 3),
@@ -106,9 +105,6 @@ def test_nulls_within_composite_keys_are_told_apart() -> None:
     base = pa.table({"key": keys, "value": [1, 2, 3]})
     delta = pa.table({"key": keys.slice(0, 1), "value": [4]})
     assert sorted(applied("value", [base, delta])["value"].to_pylist()) == [2, 3, 4]
-
-
-# ------------------------------------------------------------------------------------------ what is shown
 
 
 @pytest.mark.parametrize(

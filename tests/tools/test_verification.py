@@ -254,9 +254,6 @@ def test_a_disk_that_cannot_be_read_is_a_problem_like_others() -> None:
     assert listings > 3
 
 
-# ----------------------------------------------------------------------------------------- a busy writer
-
-
 class Dropping(PosixFiles):
     """Files of which a writer drops some checkpoint when the reader asks for the n-th thing."""
 
@@ -338,9 +335,6 @@ def test_while_a_writer_commits_and_retires(root: Path, rng: random.Random) -> N
     keyed.close()
     store.close()
     assert sb.tools.verify(root).ok
-
-
-# ------------------------------------------------------------------------------------------- a damaged log
 
 
 def entries(root: Path) -> list[Path]:
