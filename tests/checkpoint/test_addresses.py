@@ -31,9 +31,8 @@ def test_an_unknown_scheme_is_never_a_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for given in (address, Path(address)):
-        with pytest.raises(sb.UsageError) as caught:
+        with pytest.raises(sb.UsageError, match=r"\[USAGE\.ADDRESS\]"):
             sb.CheckpointStore(given, single_writer=True).open_for_writing()
-        assert caught.value.code == "USAGE.ADDRESS"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -244,9 +243,8 @@ def test_conditions_that_are_switched_off_are_missed(
     uri, options = object_server("S3")
     options = options | {"conditional_put": "disabled"}
     place = f"{uri}/{request.node.name}"
-    with pytest.raises(UsageError, match="cannot keep a second writer out") as caught:
+    with pytest.raises(UsageError, match=r"cannot keep a second writer out.*\[USAGE\.SINGLE_WRITER\]"):
         open_files(place, options=options).take_epoch(refuse_live=False)
-    assert caught.value.code == "USAGE.SINGLE_WRITER"
     files = open_files(place, single_writer=True, options=options)
     assert files.take_epoch(refuse_live=False) == 1
     files.publish("checkpoints/1.json", b"mine", 1)

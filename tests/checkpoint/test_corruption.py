@@ -143,9 +143,8 @@ def test_a_manifest_that_vanishes_while_its_checkpoint_is_read(three: Path) -> N
     with CheckpointStore(three, retain=1).open_for_writing() as store:
         commit(store, 3)
     assert not (three / next(iter(checkpoint.files))).exists()
-    with pytest.raises(StateBackendError, match="has been dropped by its writer") as caught:
+    with pytest.raises(StateBackendError, match=r"has been dropped by its writer.*\[USAGE\.NO_CHECKPOINT\]"):
         checkpoint.verify()
-    assert caught.value.code == "USAGE.NO_CHECKPOINT"
 
 
 def test_nothing_is_removed_while_a_manifest_cannot_be_read(three: Path) -> None:

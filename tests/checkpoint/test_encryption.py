@@ -222,9 +222,8 @@ def test_tools_work_on_the_object(tmp_path: Path) -> None:
         checkpoint = store.commit(1, snapshots, files=[output])
         again = sb.OperatorStateBackend(restore=checkpoint)
         assert again.get_list_state(waiting).get() == ["v", "w"]
-        with pytest.raises(sb.UsageError, match="plain text") as caught:
+        with pytest.raises(sb.UsageError, match=r"plain text.*\[USAGE\.ENCRYPTION\]"):
             keyed.savepoint(store)
-        assert caught.value.code == "USAGE.ENCRYPTION"
         keyed.savepoint(tmp_path / "direct")
     store = sb.CheckpointStore(tmp_path / "store", encryption=AesGcm())
     report = sb.tools.verify(store)

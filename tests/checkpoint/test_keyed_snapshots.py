@@ -396,9 +396,8 @@ def test_what_does_not_fit_is_refused_by_name_before_anything_is_loaded(tmp_path
                 ):
                     again.get_state(descriptor)
             assert again.get_state(sb.ValueStateDescriptor("v", int)).get_many([1]).to_pylist() == [5]
-        with pytest.raises(sb.StateMigrationError, match="are bigint") as caught:
+        with pytest.raises(sb.StateMigrationError, match=r"are bigint.*\[STATE_MIGRATION\.KEY_TYPE\]"):
             create(backend, str, restore=source)
-        assert caught.value.code == "STATE_MIGRATION.KEY_TYPE"
     with pytest.raises(sb.StateMigrationError, match="has 32 key groups"):
         create(backend, int, max_parallelism=16, restore=checkpoint)
     with pytest.raises(sb.UsageError, match="a int is nothing to restore from"):

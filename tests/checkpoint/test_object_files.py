@@ -372,9 +372,8 @@ class TestWithoutConditions:
         files = in_bucket(bucket, ("create", errno.ENOTSUP), ("create", errno.ENOTSUP))
         with pytest.raises(UsageError, match="cannot keep a second writer out"):
             files.take_epoch(refuse_live=False)
-        with pytest.raises(UsageError, match="no conditional writes") as caught:
+        with pytest.raises(UsageError, match=r"no conditional writes.*\[USAGE\.SINGLE_WRITER\]"):
             files.publish(ENTRY, b"mine", 1)
-        assert caught.value.code == "USAGE.SINGLE_WRITER"
         assert bucket.objects == {}
 
     @pytest.mark.parametrize("answer", [None, errno.ENOTSUP])

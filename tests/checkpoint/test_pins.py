@@ -87,9 +87,8 @@ def test_a_lease_ends_and_can_be_renewed(tmp_path: Path, clock: StoppedTime) -> 
             commit(store, checkpoint_id)
         pin.checkpoint.verify()
         clock.now += 200
-        with pytest.raises(sb.UsageError, match="dropped by its writer") as caught:
+        with pytest.raises(sb.UsageError, match=r"dropped by its writer.*\[USAGE\.NO_CHECKPOINT\]"):
             pin.renew()  # the lease has ended: its files may be gone
-        assert caught.value.code == "USAGE.NO_CHECKPOINT"
         assert pin_files(tmp_path) == []
         pin = store.pin(lease=lease)
         clock.now += 400

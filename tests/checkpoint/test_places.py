@@ -88,9 +88,8 @@ def test_a_name_with_other_content_is_refused(tmp_path: Path, change: str) -> No
     other[4 << 20] ^= 1
     content = {"shorter": CONTENT[:-1], "a bit": bytes(other), "longer": CONTENT + b"x"}[change]
     (tmp_path / "out" / "a").write_bytes(content)
-    with pytest.raises(sb.UsageError, match="with other content") as caught:
+    with pytest.raises(sb.UsageError, match=r"with other content.*\[USAGE\.PUBLISHED\]"):
         checkpoint.publish(file, place, "a")
-    assert caught.value.code == "USAGE.PUBLISHED"
     assert (tmp_path / "out" / "a").read_bytes() == content
 
 

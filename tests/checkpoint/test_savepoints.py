@@ -165,9 +165,8 @@ def test_names_of_states_are_names_of_folders(tmp_path: Path) -> None:
 
 def test_there_is_none(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere", str(tmp_path)):
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match=r"\[USAGE\.NO_CHECKPOINT\]"):
             create("heap", int, restore=path)
-        assert caught.value.code == "USAGE.NO_CHECKPOINT"
         with pytest.raises(UsageError):
             sb.create_backend("heap").create_operator_backend(restore=path)
     keyed = create("heap", int)
@@ -198,9 +197,8 @@ def test_a_part_that_is_missing_is_noticed(tmp_path: Path) -> None:
     for part in sorted((tmp_path / "_savepoint").iterdir()):
         away = part.rename(tmp_path / "away")
         for index in range(2):
-            with pytest.raises(CorruptCheckpointError) as caught:
+            with pytest.raises(CorruptCheckpointError, match=r"\[CORRUPT_CHECKPOINT\.INCOMPLETE\]"):
                 create("heap", int, key_group_range=sb.key_groups.range_for(32, 2, index), restore=tmp_path)
-            assert caught.value.code == "CORRUPT_CHECKPOINT.INCOMPLETE"
         away.rename(part)
 
 

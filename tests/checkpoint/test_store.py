@@ -202,9 +202,8 @@ def test_a_writer_that_is_fenced_in_the_middle_of_a_commit_is_told_so(
 
 def test_a_live_writer_can_be_respected(store: CheckpointStore, root: Path) -> None:
     commit(store, 0)
-    with pytest.raises(UsageError, match="another query is writing to this store") as caught:
+    with pytest.raises(UsageError, match=r"another query is writing to this store.*\[USAGE\.STORE_IN_USE\]"):
         CheckpointStore(root).open_for_writing(refuse_live=True)
-    assert caught.value.code == "USAGE.STORE_IN_USE"
     commit(store, 1)  # it was not disturbed
     store.close()
     CheckpointStore(root).open_for_writing(refuse_live=True)
@@ -249,9 +248,8 @@ def test_a_snapshot_of_an_earlier_writer_is_not_committed(store: CheckpointStore
     store.open_for_writing()
     (root / stored.name).parent.mkdir(exist_ok=True)
     (root / stored.name).write_bytes(b"content")
-    with pytest.raises(UsageError, match="file of an earlier writer") as caught:
+    with pytest.raises(UsageError, match=r"file of an earlier writer.*\[USAGE\.STALE_SNAPSHOT\]"):
         store.commit(0, [StateSnapshot(0, 1, files=(stored,))])
-    assert caught.value.code == "USAGE.STALE_SNAPSHOT"
 
 
 @pytest.mark.parametrize(

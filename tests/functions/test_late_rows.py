@@ -95,17 +95,15 @@ def test_a_late_row_changes_no_state_and_a_failed_batch_gives_none() -> None:
 
 
 def test_the_output_must_be_there_and_have_columns_of_the_rows() -> None:
-    with pytest.raises(sb.UsageError) as caught:
+    with pytest.raises(sb.UsageError, match=r"\[USAGE\.NO_OUTPUT\]"):
         Job(Passed(), key="user", schema=SCHEMAS, event_time=EventTime("at", late="lat"))
-    assert caught.value.code == "USAGE.NO_OUTPUT"
     for late in (None, "", 3):
         with pytest.raises(sb.UsageError, match="late is"):
             EventTime("at", late=late)  # type: ignore[arg-type]
     schema = {**SCHEMAS, "late": "at bigint, missing string"}
     with Harness(Passed(), str, key="user", schema=schema, event_time=ROUTED) as harness:
-        with pytest.raises(sb.UsageError) as caught:
+        with pytest.raises(sb.UsageError, match=r"\[USAGE\.NO_COLUMN\]"):
             harness.process_batch(rows(1))
-        assert caught.value.code == "USAGE.NO_COLUMN"
     schema = {**SCHEMAS, "late": "at string"}
     with Harness(Passed(), str, key="user", schema=schema, event_time=ROUTED) as harness:
         harness.process_batch(rows(100))

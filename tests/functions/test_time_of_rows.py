@@ -480,9 +480,8 @@ def test_options_that_make_no_sense_are_refused(backend: str) -> None:
     ):
         with pytest.raises(sb.UsageError, match=wrong):
             EventTime("at", **options)  # type: ignore[arg-type]
-    with pytest.raises(sb.UsageError, match="output of that name") as caught:
+    with pytest.raises(sb.UsageError, match=r"output of that name.*\[USAGE\.NO_OUTPUT\]"):
         job(EventTime("at", late="an_output"))
-    assert caught.value.code == "USAGE.NO_OUTPUT"
     for column in (7, ""):
         with pytest.raises(sb.UsageError, match="name of a column"):
             EventTime(column)  # type: ignore[arg-type]

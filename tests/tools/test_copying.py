@@ -248,9 +248,8 @@ def test_a_state_is_dropped_and_the_others_stay(
     models.pop(name, None)
     check_same(copy, original, target, models)
     assert copy.metadata.max_parallelism == GROUPS
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=r"\[USAGE\.NO_STATE\]"):
         sb.tools.read_state(target, name)
-    assert caught.value.code == "USAGE.NO_STATE"
     left = operators_of(original)
     for contents in left:
         contents.pop(name, None)
@@ -269,9 +268,8 @@ def test_the_last_state_is_dropped(store: CheckpointStore, root: Path, target: P
     model.change(random.Random(1), [1], [sb.VOID], lambda rng: 1, time=0)
     file = write(store, 3, "base", [model.section("n", is_base=True)])
     store.commit(3, [keyed_snapshot(store, 3, [file], [model.described("n")])])
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=r"\[USAGE\.NO_STATE\]"):
         sb.tools.drop_state(root, "m", target=target)
-    assert caught.value.code == "USAGE.NO_STATE"
     copy = sb.tools.drop_state(root, "n", target=target, id=3)
     assert (copy.id, copy.files, copy.snapshots[0].states) == (3, {}, ())
 

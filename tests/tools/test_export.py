@@ -240,9 +240,8 @@ def test_a_slice_at_a_time_is_in_memory(
 
 
 def test_what_is_refused(store: CheckpointStore, root: Path, target: Path) -> None:
-    with pytest.raises(sb.UsageError, match="there is no checkpoint") as caught:
+    with pytest.raises(sb.UsageError, match=r"there is no checkpoint.*\[USAGE\.NO_CHECKPOINT\]"):
         sb.tools.savepoint(target.with_name("nowhere"), target)
-    assert caught.value.code == "USAGE.NO_CHECKPOINT"
     model = Model("value", int, int)
     store.commit(0)
     with pytest.raises(sb.UsageError, match="holds no state"):

@@ -190,9 +190,8 @@ def test_operator_states(store: CheckpointStore, root: Path) -> None:
 
 
 def test_which_checkpoint_and_which_state(store: CheckpointStore, root: Path) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=r"\[USAGE\.NO_CHECKPOINT\]"):
         sb.tools.read_state(root, "state")
-    assert caught.value.code == "USAGE.NO_CHECKPOINT"
     operator = sb.OperatorStateBackend()
     for checkpoint_id in range(2):
         operator.get_list_state(sb.ListStateDescriptor("n", int)).add(checkpoint_id)

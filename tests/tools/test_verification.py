@@ -360,9 +360,8 @@ def test_a_damaged_log_is_repaired(three: Path, newest: str) -> None:
     for path in damaged:
         path.write_bytes(flipped(path.read_bytes()))
     for call in (CheckpointStore(three).open_latest, CheckpointStore(three).open_for_writing):
-        with pytest.raises(sb.CorruptCheckpointError) as caught:
+        with pytest.raises(sb.CorruptCheckpointError, match=r"\[CORRUPT_CHECKPOINT\.LOG\]"):
             call()
-        assert caught.value.code == "CORRUPT_CHECKPOINT.LOG"
     assert sb.tools.verify(three).newest_intact == expected
     names = [path.relative_to(three).as_posix() for path in damaged]
     assert sb.tools.repair(three) == (expected, names)
@@ -401,7 +400,6 @@ def test_a_store_in_use_is_not_repaired(three: Path) -> None:
         commit(store, 8, kind="sst")
         entries(three)[-1].write_bytes(b"damaged")
         before = contents_of(three)
-        with pytest.raises(sb.UsageError) as caught:
+        with pytest.raises(sb.UsageError, match=r"\[USAGE\.STORE_IN_USE\]"):
             sb.tools.repair(three)
-        assert caught.value.code == "USAGE.STORE_IN_USE"
         assert contents_of(three) == before
