@@ -26,9 +26,7 @@ from statebackend.errors import StateBackendError, UsageError
     "address",
     ["dbfs:/x", "dbfs://x/y", "hdfs:///x", "abfss:x", "s3:/bucket/x", "S3a://b/x", "gs:x", "az://b/x", "a:b"],
 )
-def test_an_unknown_scheme_is_never_a_folder(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheme_is_never_a_folder(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for given in (address, Path(address)):
         with pytest.raises(sb.UsageError, match=r"\[USAGE\.ADDRESS\]"):

@@ -39,7 +39,7 @@ def wait(keyed: Any) -> None:
 
 
 @each_backend
-def test_a_merged_file_stays_if_two_commits_are_told_at_once(
+def test_a_file_stays_if_two_commits_are_told(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process commits: the first checkpoint names the merged file, the second, a base, does not."""
@@ -74,9 +74,7 @@ def test_a_merged_file_stays_if_two_commits_are_told_at_once(
 
 
 @each_backend
-def test_two_snapshots_always_in_flight(
-    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_snapshots_are_in_flight(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each builds on the last but one: merges of one lineage wait for it, and files stay few."""
     monkeypatch.setattr(chain, "FAN", 3)
     monkeypatch.setattr(chain, "SMALLEST_BASE", 1 << 40)
@@ -126,9 +124,7 @@ def test_a_store_may_be_restarted_or_rewound_while_files_are_merged(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @each_backend
-def test_a_forked_process_removes_nothing(
-    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_removes_nothing(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "FAN", 2)
     keyed, count = counting(backend)
     with keyed, open_store(tmp_path) as store:
@@ -150,7 +146,7 @@ def test_a_forked_process_removes_nothing(
         assert len(committed.files) < 8
 
 
-def test_namespaces_in_some_pieces_only(
+def test_namespaces_in_some_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random
 ) -> None:
     """A piece whose files know no namespaces is merged beside one whose files do."""

@@ -80,9 +80,7 @@ def adjust(store: sb.CheckpointStore, names: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 200_000])
-def test_a_file_of_any_size_comes_back_however_it_is_written(
-    tmp_path: Path, size: int, rng: random.Random
-) -> None:
+def test_a_file_of_any_size_comes_back_however_written(tmp_path: Path, size: int, rng: random.Random) -> None:
     """As a whole, and in pieces of every size, told to Arrow by their place in plain text."""
     content = rng.randbytes(size)
     with open_store(tmp_path) as store:

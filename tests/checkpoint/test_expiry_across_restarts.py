@@ -159,7 +159,7 @@ def test_turning_it_on_stamps_what_was_there(
 @everywhere
 @each_way
 @each_form
-def test_turning_it_off_keeps_everything_for_good(
+def test_turning_it_off_keeps_everything(
     tmp_path: Path, backend: str, other: str, kind: str, form: str
 ) -> None:
     story = Story(tmp_path, backend, kind, form, TTL)
@@ -212,7 +212,7 @@ def left_of(stamps: dict[Any, Any], kind: str, now: int) -> tuple[list[Any], int
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("backend", BACKENDS)
 @everywhere
-def test_full_snapshots_leave_out_each_part_that_has_expired(
+def test_full_snapshots_leave_out_what_expired(
     tmp_path: Path, backend: str, kind: str, rng: random.Random
 ) -> None:
     clock = ManualClock(0)
@@ -295,9 +295,7 @@ def test_deltas_leave_nothing_out(tmp_path: Path, backend: str, kind: str) -> No
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("parallelism", [1, 2])
 @pytest.mark.parametrize("form", ["checkpoint", "savepoint"])
-def test_a_restart_knows_what_was_committed_last(
-    tmp_path: Path, backend: str, parallelism: int, form: str
-) -> None:
+def test_a_restart_knows_the_last_commit(tmp_path: Path, backend: str, parallelism: int, form: str) -> None:
     """Also with another parallelism, and after types had to be migrated, where the next file is a base."""
     story = Story(tmp_path, backend, "value", form, TTL)
     story.clock.set(130)
@@ -345,7 +343,7 @@ def test_nothing_is_counted_that_was_not_written(tmp_path: Path, backend: str) -
         ("heap", 10**18 - 6, 10**18 - 1, []),
     ],
 )
-def test_full_snapshots_at_the_ends_of_time(
+def test_snapshots_at_the_ends_of_time(
     tmp_path: Path, backend: str, ttl: int, now: int, left: list[int]
 ) -> None:
     clock = ManualClock(-10)

@@ -51,7 +51,7 @@ def test_a_checkpoint_whose_entry_is_lost_is_damaged(without_its_newest: Path) -
 
 
 @pytest.mark.parametrize("retain", [3, datetime.timedelta(days=1)])
-def test_a_store_that_has_lost_an_entry_is_opened(
+def test_a_store_without_an_entry_is_opened(
     without_its_newest: Path, retain: int | datetime.timedelta
 ) -> None:
     with CheckpointStore(without_its_newest, retain=retain).open_for_writing() as store:

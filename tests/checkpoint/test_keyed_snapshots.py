@@ -35,7 +35,7 @@ def restored(
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("key_type", KEY_TYPES.values(), ids=KEY_TYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_chain_of_checkpoints_restores_into_every_backend(
+def test_checkpoints_restore_anywhere(
     tmp_path: Path, backend: str, key_type: Any, rng: random.Random
 ) -> None:
     with create(backend, key_type) as keyed, open_store(tmp_path, key_type) as store:
@@ -120,9 +120,7 @@ def test_any_history_of_commits_aborts_and_rollbacks_restores_to_memory(
 
 @pytest.mark.stress
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
-def test_snapshots_under_heavy_writes_restore_their_moments(
-    tmp_path: Path, backend: str, np_rng: np.random.Generator
-) -> None:
+def test_snapshots_under_writes_are_exact(tmp_path: Path, backend: str, np_rng: np.random.Generator) -> None:
     """For ``STATEBACKEND_SNAPSHOT_SECONDS``, with up to three snapshots in flight."""
     until = time.monotonic() + float(os.environ.get("STATEBACKEND_SNAPSHOT_SECONDS", "180"))
     keys, zeros = np.arange(50_000), np.zeros(50_000, np.int64)
@@ -170,7 +168,7 @@ def test_snapshots_under_heavy_writes_restore_their_moments(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_said_of_states_is_of_the_moment_too(
+def test_states_are_those_of_the_moment(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States that are declared, restored or get their first namespace while a snapshot is written are not in it."""
@@ -310,9 +308,7 @@ def test_a_state_that_nobody_asks_for_is_kept_and_written_again(tmp_path: Path, 
         assert restored("heap", int, checkpoint) == held
 
 
-def test_a_state_asked_for_after_a_mark_has_what_was_restored_also_after_a_rollback(
-    tmp_path: Path, rng: random.Random
-) -> None:
+def test_a_state_asked_for_after_a_mark_outlives_a_rollback(tmp_path: Path, rng: random.Random) -> None:
     for backend in BACKENDS:
         with create(backend, int) as keyed, open_store(tmp_path / backend, int) as store:
             Story(keyed, rng, int).change(500)
@@ -474,7 +470,7 @@ def test_files_that_changed_places_are_found(tmp_path: Path) -> None:
             create("heap", int, restore=store.open(8))
 
 
-def test_changes_that_no_delta_will_be_written_of_are_not_kept(
+def test_changes_that_no_delta_will_have_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled_backend, "MOST_CHANGES", 1000)
@@ -534,7 +530,7 @@ def test_batches_are_bounded_whatever_is_long_and_restore_to_memory(
             assert tags.get() == [long_text] * 3
 
 
-def test_objects_count_by_what_they_are_when_serialised(
+def test_objects_count_as_serialised(
     tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few large ones among many small ones; whether they lie in one namespace or in several."""

@@ -110,9 +110,7 @@ class TestEveryService:
         assert not files.holds(1, 11)
         assert files.names("probes") == []
 
-    def test_a_file_of_many_parts_is_read_as_it_was_written(
-        self, files: ObjectFiles, np_rng: np.random.Generator
-    ) -> None:
+    def test_a_file_of_many_parts_comes_back(self, files: ObjectFiles, np_rng: np.random.Generator) -> None:
         content = np_rng.bytes(20_000_003)
         sink = files.create("data/1/large.arrow")
         for start in range(0, len(content), 1_234_567):

@@ -133,9 +133,7 @@ def test_what_a_foreign_file_may_hold_is_refused_as_one_by_one(declared: t.Type,
     assert outcome(lambda: to_bytes(column, config)) == expected
 
 
-def test_no_value_of_a_declared_type_goes_through_python(
-    monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
+def test_no_declared_value_goes_through_python(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
     for name in ("to_arrow", "to_values", "serializer_for"):
         monkeypatch.setattr(element_columns, name, None)
     for sort in SORTS:

@@ -143,7 +143,7 @@ def test_pickles_and_what_a_serializer_of_the_users_writes_are_bytes(data: list[
         assert column.to_pylist() == to_bytes(column, config) == data
 
 
-def test_every_mode_and_type_comes_back_at_another_parallelism(
+def test_all_comes_back_at_another_parallelism(
     store: CheckpointStore, tmp_path: Path, rng: random.Random
 ) -> None:
     """What a checkpoint or a savepoint gives is what the same contents give without files, in any chain."""
@@ -204,9 +204,7 @@ def test_many_elements_come_back_in_order(store: CheckpointStore) -> None:
     assert [*new[0], *new[1], *new[2]] == list(range(200_000))
 
 
-def test_what_is_not_asked_for_is_carried_along_and_never_unpickled(
-    store: CheckpointStore, rng: random.Random
-) -> None:
+def test_what_is_not_asked_for_is_never_unpickled(store: CheckpointStore, rng: random.Random) -> None:
     first = sb.OperatorStateBackend()
     fill(first, NAMES, rng)
     first.get_list_state(sb.ListStateDescriptor("things", t.PICKLE)).add_all([Thing(1), Thing(2)])
@@ -465,7 +463,7 @@ def test_each_snapshot_in_flight_describes_its_own_moment(
         assert sb.OperatorStateBackend(restore=checkpoint).contents() == contents
 
 
-def test_an_aborted_snapshot_leaves_nothing(
+def test_an_abort_leaves_nothing(
     operator: sb.OperatorStateBackend, root: Path, store: CheckpointStore
 ) -> None:
     written = operator.snapshot(0, store)
@@ -485,7 +483,7 @@ def test_an_aborted_snapshot_leaves_nothing(
     assert len(data_files(root)) == len(checkpoint.files) == 1
 
 
-def test_a_thread_that_cannot_be_started(
+def test_a_thread_that_does_not_start(
     operator: sb.OperatorStateBackend, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(thread: threading.Thread) -> None:
@@ -500,7 +498,7 @@ def test_a_thread_that_cannot_be_started(
     assert [file.kind for file in committed.files.values()] == ["operator"]
 
 
-def test_a_snapshot_that_cannot_be_written_says_so_and_leaves_nothing(
+def test_a_snapshot_that_cannot_be_written_leaves_nothing(
     operator: sb.OperatorStateBackend,
 ) -> None:
     for failing in ("create", "write", "sync"):
@@ -519,7 +517,7 @@ def test_a_snapshot_that_cannot_be_written_says_so_and_leaves_nothing(
         checkpoint_of(store, 0, [operator])
 
 
-def test_what_has_not_changed_is_not_written_again(
+def test_what_is_unchanged_is_kept(
     operator: sb.OperatorStateBackend, root: Path, store: CheckpointStore
 ) -> None:
     rules(operator).put("limit", 1)

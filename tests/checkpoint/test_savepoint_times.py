@@ -39,9 +39,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 @each_backend
-def test_a_backend_that_was_only_restored_writes_the_time_that_it_found(
-    tmp_path: Path, backend: str, stored: Any
-) -> None:
+def test_a_backend_that_was_restored_writes_the_time_found(tmp_path: Path, backend: str, stored: Any) -> None:
     for number, clock in enumerate((None, ManualClock(0), ManualClock(BATCH * 2))):
         with create(backend, restore=stored, clock=clock) as keyed:
             assert keyed.savepoint(tmp_path / f"{number}").now == BATCH
@@ -65,7 +63,7 @@ def test_the_machine_s_time_is_in_no_savepoint(tmp_path: Path, backend: str, sto
 
 
 @each_backend
-def test_without_a_clock_it_is_the_time_of_the_checkpoint_that_was_committed_last(
+def test_without_a_clock_it_is_the_time_of_the_last_committed_checkpoint(
     tmp_path: Path, backend: str
 ) -> None:
     store = sb.CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=128)

@@ -45,7 +45,7 @@ def all_of(many: list[Any]) -> list[Any]:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("key_type", KEY_TYPES.values(), ids=KEY_TYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_backend_restores_it_at_any_parallelism(
+def test_any_backend_restores_it_divided(
     tmp_path: Path, backend: str, key_type: Any, rng: random.Random
 ) -> None:
     with create(backend, key_type) as keyed:
@@ -65,7 +65,7 @@ def test_every_backend_restores_it_at_any_parallelism(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_states_that_nobody_asked_for_are_written_as_what_is_left_of_them(
+def test_states_that_nobody_asked_for_are_written_merged(
     tmp_path: Path, backend: str, rng: random.Random
 ) -> None:
     """Of a checkpoint they are a history of changes."""

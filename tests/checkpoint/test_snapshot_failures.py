@@ -39,9 +39,7 @@ def with_rewritten_base(backend: str, store: sb.CheckpointStore, monkeypatch: An
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_thread_that_cannot_be_started(
-    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_does_not_start(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keyed, count = counting(backend, 100)
     with keyed, open_store(tmp_path) as store:
         store.commit(0, [keyed.snapshot(0, store).result()])
@@ -121,7 +119,7 @@ def test_a_base_that_cannot_be_begun_spoils_no_snapshot(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_is_merged_while_the_disk_has_no_room(
+def test_nothing_is_merged_on_a_full_disk(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chain, "FAN", 2)
@@ -144,7 +142,7 @@ def test_nothing_is_merged_while_the_disk_has_no_room(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_rewritten_base_is_not_built_on_in_another_store(
+def test_a_rewritten_base_stays_in_its_store(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_store(tmp_path / "a") as store, open_store(tmp_path / "b") as other:
@@ -275,7 +273,7 @@ def targets(store: sb.CheckpointStore, checkpoint_id: int) -> bytes:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_long_story(
+def test_long_story(
     tmp_path: Path, backend: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some are aborted, files are merged or bases rewritten, batches are rolled back: every commit is whole."""

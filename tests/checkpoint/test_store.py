@@ -209,9 +209,7 @@ def test_a_live_writer_can_be_respected(store: CheckpointStore, root: Path) -> N
     CheckpointStore(root).open_for_writing(refuse_live=True)
 
 
-def test_a_store_belongs_to_one_query_key_type_and_number_of_groups(
-    store: CheckpointStore, root: Path
-) -> None:
+def test_a_store_belongs_to_one_query_key_type_and_parallelism(store: CheckpointStore, root: Path) -> None:
     with pytest.raises(UsageError, match="the store belongs to another query"):
         CheckpointStore(root).open_for_writing(query="other")
     with pytest.raises(StateMigrationError, match=r"made for another key_type .*'long'.*'string'"):
@@ -547,9 +545,7 @@ def test_a_full_disk(small_disk: Path) -> None:
     assert store.latest(intact=True) == 2
 
 
-def test_a_read_only_folder_is_read_and_not_written(
-    store: CheckpointStore, root: Path, read_only: SealOff
-) -> None:
+def test_a_read_only_folder_is_not_written(store: CheckpointStore, root: Path, read_only: SealOff) -> None:
     stored = commit(store, 0)
     pending = store.begin_snapshot(1)
     store.begin_snapshot(2)

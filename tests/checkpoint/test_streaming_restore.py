@@ -62,9 +62,7 @@ def test_memory_at_the_peak_of_a_restore(tmp_path: Path, source: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_states_that_are_declared_late_are_there_though_their_files_are_gone(
-    tmp_path: Path, backend: str
-) -> None:
+def test_states_that_are_declared_late_outlive_their_files(tmp_path: Path, backend: str) -> None:
     """The backend itself commits, and retention removes what it was restored from."""
     factory = sb.create_backend(backend)
     with sb.CheckpointStore(tmp_path, retain=1).open_for_writing(key_type=int) as store:

@@ -59,9 +59,7 @@ def test_the_list_of_a_keyed_backend_shrinks_as_states_are_asked_for(tmp_path: P
 
 
 @each_backend
-def test_the_list_of_an_operator_backend_shrinks_as_states_are_asked_for(
-    tmp_path: Path, backend: str
-) -> None:
+def test_the_list_of_an_operator_shrinks_as_states_are_asked_for(tmp_path: Path, backend: str) -> None:
     factory = sb.create_backend(backend)
     assert factory.create_operator_backend().undeclared_states() == []
     with factory.create_operator_backend(restore=stored(tmp_path)) as operator:

@@ -18,7 +18,8 @@ import statebackend as sb
 from statebackend.checkpoint.files.calls import PosixCalls
 from statebackend.testing import ManualClock
 
-MakeKeyed = Callable[..., sb.KeyedStateBackend]
+Keyed = sb.KeyedStateBackend
+MakeKeyed = Callable[..., Keyed]
 
 
 def backend_params() -> list[Any]:
@@ -51,7 +52,7 @@ def make_keyed(backend: sb.StateBackend, clock: ManualClock) -> Iterator[MakeKey
     """Makes keyed backends, which are closed when the test ends."""
     made = []
 
-    def make(key_type: Any = "bigint", **options: Any) -> sb.KeyedStateBackend:
+    def make(key_type: Any = "bigint", **options: Any) -> Keyed:
         options.setdefault("clock", clock)
         made.append(backend.create_keyed_backend(key_type, **options))
         return made[-1]
@@ -63,7 +64,7 @@ def make_keyed(backend: sb.StateBackend, clock: ManualClock) -> Iterator[MakeKey
 
 
 @pytest.fixture
-def keyed(make_keyed: MakeKeyed) -> sb.KeyedStateBackend:
+def keyed(make_keyed: MakeKeyed) -> Keyed:
     """A keyed backend with LONG keys, of which 1 is the current one."""
     made = make_keyed()
     made.set_current_key(1)

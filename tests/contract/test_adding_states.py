@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contract.conftest import Keyed
 from contract.samples import Longest
 from type_samples import same
 
@@ -26,7 +27,7 @@ DESCRIPTORS = [
 
 
 @pytest.mark.parametrize("descriptor", DESCRIPTORS, ids=lambda d: f"{d.kind}-{d._function_name()}")
-def test_adding(keyed: sb.KeyedStateBackend, descriptor: Any) -> None:
+def test_adding(keyed: Keyed, descriptor: Any) -> None:
     """None and `clear` leave nothing behind; an overflow changes nothing."""
     state = keyed.get_state(descriptor)
     for clear in (state.clear, lambda: state.add(None)):
@@ -64,9 +65,7 @@ def text(*_: Any) -> Any:
     ("function", "error"),
     [(failing, ZeroDivisionError), (nothing, sb.SerializationTypeError), (text, sb.SerializationTypeError)],
 )
-def test_a_function_that_fails_changes_nothing(
-    keyed: sb.KeyedStateBackend, function: Any, error: type[Exception]
-) -> None:
+def test_a_function_that_fails_changes_nothing(keyed: Keyed, function: Any, error: type[Exception]) -> None:
     class Failing(Longest):
         add = staticmethod(function)  # type: ignore[assignment]
 
@@ -85,7 +84,7 @@ def test_a_function_that_fails_changes_nothing(
     assert aggregating.get() is None
 
 
-def test_the_newest_function_counts(keyed: sb.KeyedStateBackend) -> None:
+def test_the_newest_function_counts(keyed: Keyed) -> None:
     state = keyed.get_reducing_state(sb.ReducingStateDescriptor("s", failing, int))
     state.add(1)
     keyed.get_reducing_state(sb.ReducingStateDescriptor("s", lambda old, new: old * 10 + new, int))
@@ -93,7 +92,7 @@ def test_the_newest_function_counts(keyed: sb.KeyedStateBackend) -> None:
     assert state.get() == 12
 
 
-def test_an_aggregate_function(keyed: sb.KeyedStateBackend) -> None:
+def test_an_aggregate_function(keyed: Keyed) -> None:
     state = keyed.get_aggregating_state(sb.AggregatingStateDescriptor("s", Longest(), str, str))
     assert state.get() is None
     for word in ("bb", "a", "ccc"):
@@ -116,9 +115,7 @@ def test_an_aggregate_function(keyed: sb.KeyedStateBackend) -> None:
     ],
     ids=lambda column: str(column.dtype),
 )
-def test_functions_get_values_of_numpy_columns_as_those_of_python(
-    keyed: sb.KeyedStateBackend, column: np.ndarray[Any, Any]
-) -> None:
+def test_functions_get_numpys_values_as_pythons(keyed: Keyed, column: np.ndarray[Any, Any]) -> None:
     """Numpy's own calculate in their width: twice 100 is -56 in a byte, or an error."""
     given: list[Any] = []
 
@@ -133,7 +130,7 @@ def test_functions_get_values_of_numpy_columns_as_those_of_python(
     assert state.get_many([1, 2]).to_pylist() == [repr(2 * each) for each in column.tolist()]
 
 
-def test_values_of_no_declared_type_reach_the_function(keyed: sb.KeyedStateBackend) -> None:
+def test_values_of_no_declared_type_reach_the_function(keyed: Keyed) -> None:
     class Parts(Longest):
         def add(self, value: Any, accumulator: Any) -> Any:
             return accumulator + type(value).__name__
@@ -144,7 +141,7 @@ def test_values_of_no_declared_type_reach_the_function(keyed: sb.KeyedStateBacke
     assert state.get() == (7, "intdict")
 
 
-def test_an_accumulator_may_be_changed_in_place(keyed: sb.KeyedStateBackend) -> None:
+def test_an_accumulator_may_be_changed_in_place(keyed: Keyed) -> None:
     def append(old: Any, new: Any) -> Any:
         old.append(new)
         return old
@@ -192,9 +189,7 @@ def _given(values: list[Any], declared: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "declared", "values", "expected"), REDUCED, ids=repr)
-def test_named_reductions(
-    keyed: sb.KeyedStateBackend, name: str, declared: str, values: list[Any], expected: Any
-) -> None:
+def test_named_reductions(keyed: Keyed, name: str, declared: str, values: list[Any], expected: Any) -> None:
     values = _given(values, declared)
     state = keyed.get_reducing_state(sb.ReducingStateDescriptor("s", name, declared))
     for value in values:
@@ -221,7 +216,7 @@ def test_named_reductions(
     ],
 )
 def test_overflow_raises_and_changes_nothing(
-    keyed: sb.KeyedStateBackend, name: str, declared: str, values: list[Any]
+    keyed: Keyed, name: str, declared: str, values: list[Any]
 ) -> None:
     values = _given(values, declared)
     state = keyed.get_reducing_state(sb.ReducingStateDescriptor("s", name, declared))
@@ -235,7 +230,7 @@ def test_overflow_raises_and_changes_nothing(
 
 
 @pytest.mark.parametrize("name", ["variance", "stddev"])
-def test_spread_needs_two_values(keyed: sb.KeyedStateBackend, name: str) -> None:
+def test_spread_needs_two_values(keyed: Keyed, name: str) -> None:
     state = keyed.get_aggregating_state(sb.AggregatingStateDescriptor("s", name, "double"))
     assert state.get() is None
     state.add(5.0)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from contract.conftest import Keyed
 from contract.samples import join
 from contract.test_vectorised_sequences import WINDOWS, window_column
 
@@ -15,7 +16,7 @@ import statebackend as sb
 pytestmark = pytest.mark.checked
 
 
-def test_reading_where_nothing_was_written_leaves_nothing(keyed: sb.KeyedStateBackend) -> None:
+def test_reading_where_nothing_was_written_leaves_nothing(keyed: Keyed) -> None:
     states: list[Any] = [
         keyed.get_state(sb.ValueStateDescriptor("v", str, default="d")),
         keyed.get_state(sb.ListStateDescriptor("l", int)),
@@ -32,7 +33,7 @@ def test_reading_where_nothing_was_written_leaves_nothing(keyed: sb.KeyedStateBa
     assert keyed.num_entries() == 0
 
 
-def test_nulls_are_void(keyed: sb.KeyedStateBackend) -> None:
+def test_nulls_are_void(keyed: Keyed) -> None:
     total = keyed.get_reducing_state(sb.ReducingStateDescriptor("r", "sum", int))
     total.add_many([1, 1, 1], [1, 2, 4], namespaces=pa.array([5, None, 5]))
     keyed.set_current_namespace(5)
@@ -42,7 +43,7 @@ def test_nulls_are_void(keyed: sb.KeyedStateBackend) -> None:
     assert total.get_many([1, 1, 1], namespaces=[None, 5, sb.VOID]).to_pylist() == [2, 5, 2]
 
 
-def test_what_changed_has_the_type_of_the_column(keyed: sb.KeyedStateBackend) -> None:
+def test_what_changed_has_the_type_of_the_column(keyed: Keyed) -> None:
     total = keyed.get_reducing_state(sb.ReducingStateDescriptor("r", "sum", int))
     windows = window_column([WINDOWS[0]])
     for column, sort in (
@@ -76,9 +77,7 @@ NO_END = pa.array([{"start": 0, "end": None}] * 2, window_column([ONE]).type)
         ([ONE, 2**63], OverflowError),
     ],
 )
-def test_wrong_namespaces_change_nothing(
-    keyed: sb.KeyedStateBackend, spaces: Any, error: type[Exception]
-) -> None:
+def test_wrong_namespaces_change_nothing(keyed: Keyed, spaces: Any, error: type[Exception]) -> None:
     value = keyed.get_value_state(sb.ValueStateDescriptor("v", str))
     entries = keyed.get_map_state(sb.MapStateDescriptor("m", str, str))
     words = keyed.get_list_state(sb.ListStateDescriptor("l", str))
@@ -100,7 +99,7 @@ def test_wrong_namespaces_change_nothing(
     assert (keyed.current_key, keyed.current_namespace) == (1, sb.VOID)
 
 
-def test_errors_name_the_row_of_the_call(keyed: sb.KeyedStateBackend) -> None:
+def test_errors_name_the_row_of_the_call(keyed: Keyed) -> None:
     total = keyed.get_reducing_state(sb.ReducingStateDescriptor("sum", "sum", "tinyint"))
     for spaces in (
         [ONE] * 4,

@@ -96,7 +96,7 @@ def attempt(call: Callable[[], object]) -> None:
 @pytest.mark.parametrize("made", [lambda value: [value], lambda value: {"a": value}], ids=["list", "dict"])
 @pytest.mark.parametrize("how", CALLS)
 @pytest.mark.parametrize("backend", ["heap", "rocksdb", "reference"])
-def test_a_deep_value_names_its_state(
+def test_a_deep_value_is_named(
     tmp_path: Path, backend: str, how: str, made: Callable[[Any], Any], depth: int
 ) -> None:
     """`heap` keeps objects as they are: it raises where it copies or pickles them."""

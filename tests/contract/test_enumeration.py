@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from contract.conftest import MakeKeyed
+from contract.conftest import Keyed, MakeKeyed
 from contract.samples import KINDS, Kind, Longest, dump, join
 
 import statebackend as sb
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.checked
 
 
 @pytest.fixture
-def filled(keyed: sb.KeyedStateBackend) -> sb.KeyedStateBackend:
+def filled(keyed: Keyed) -> Keyed:
     """``a`` has keys 1, 2, 3 without a namespace and 3, 4 in "n"; ``b`` has 3, 5. Current are 9 and "n"."""
     a = keyed.get_value_state(sb.ValueStateDescriptor("a", int))
     b = keyed.get_list_state(sb.ListStateDescriptor("b", int))
@@ -36,7 +36,7 @@ def filled(keyed: sb.KeyedStateBackend) -> sb.KeyedStateBackend:
     return keyed
 
 
-def test_keys(filled: sb.KeyedStateBackend) -> None:
+def test_keys(filled: Keyed) -> None:
     assert sorted(filled.keys("a")) == [1, 2, 3]
     assert sorted(filled.keys("a", "n")) == [3, 4]
     assert sorted(filled.keys("a", sb.ALL_NAMESPACES)) == [1, 2, 3, 4]
@@ -50,7 +50,7 @@ def test_keys(filled: sb.KeyedStateBackend) -> None:
     assert filled.current_namespace == "n"
 
 
-def test_counts(filled: sb.KeyedStateBackend) -> None:
+def test_counts(filled: Keyed) -> None:
     assert filled.num_entries("a") == 5
     assert filled.num_entries("b") == 2
     assert filled.num_entries() == 7
@@ -77,17 +77,17 @@ def test_enumeration_needs_no_current_key(make_keyed: MakeKeyed) -> None:
         lambda k: k.num_entries("c"),
     ],
 )
-def test_an_unknown_name_raises(filled: sb.KeyedStateBackend, call: Any) -> None:
+def test_an_unknown_name_raises(filled: Keyed, call: Any) -> None:
     with pytest.raises(sb.UsageError, match="'c'.*'a', 'b'"):
         call(filled)
 
 
-def test_one_name_where_several_are_taken(filled: sb.KeyedStateBackend) -> None:
+def test_one_name_where_several_are_taken(filled: Keyed) -> None:
     with pytest.raises(sb.UsageError, match="several"):
         filled.keys_of("ab")
 
 
-def test_state_may_be_changed_while_enumerating(filled: sb.KeyedStateBackend) -> None:
+def test_state_may_be_changed_while_enumerating(filled: Keyed) -> None:
     a = filled.get_value_state(sb.ValueStateDescriptor("a", int))
     filled.set_current_namespace(sb.VOID)
     seen = []
@@ -101,7 +101,7 @@ def test_state_may_be_changed_while_enumerating(filled: sb.KeyedStateBackend) ->
     assert sorted(filled.keys("a")) == [101, 102, 103]
 
 
-def test_apply_to_all_keys(filled: sb.KeyedStateBackend) -> None:
+def test_apply_to_all_keys(filled: Keyed) -> None:
     descriptor = sb.ValueStateDescriptor("a", int)
     state = filled.get_value_state(descriptor)
     seen = []
@@ -128,7 +128,7 @@ def test_apply_to_all_keys(filled: sb.KeyedStateBackend) -> None:
     assert state.value() == 12
 
 
-def test_apply_goes_over_the_keys_at_the_call(filled: sb.KeyedStateBackend) -> None:
+def test_apply_goes_over_the_keys_at_the_call(filled: Keyed) -> None:
     seen = []
 
     def move(key: Any, state: Any) -> None:
@@ -145,7 +145,7 @@ def test_apply_goes_over_the_keys_at_the_call(filled: sb.KeyedStateBackend) -> N
     assert sorted(str(value) for _, value in seen)[1:] == ["None", "None"]
 
 
-def test_apply_restores_key_and_namespace_after_an_error(filled: sb.KeyedStateBackend) -> None:
+def test_apply_restores_key_and_namespace_after_an_error(filled: Keyed) -> None:
     def fail(key: Any, state: Any) -> None:
         raise ZeroDivisionError
 
@@ -166,7 +166,7 @@ def test_apply_without_a_current_key_leaves_none(make_keyed: MakeKeyed) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_clear_key_removes_all_states_in_all_namespaces(keyed: sb.KeyedStateBackend, kind: Kind) -> None:
+def test_clear_key_removes_all_states_in_all_namespaces(keyed: Keyed, kind: Kind) -> None:
     states = [keyed.get_state(kind.descriptor(name, t.LONG)) for name in ("a", "b")]
     for key in (1, 2):
         keyed.set_current_key(key)
@@ -183,7 +183,7 @@ def test_clear_key_removes_all_states_in_all_namespaces(keyed: sb.KeyedStateBack
     assert kind.read(states[0]) == 5
 
 
-def test_metrics_count_entries(filled: sb.KeyedStateBackend) -> None:
+def test_metrics_count_entries(filled: Keyed) -> None:
     metrics = filled.metrics()
     assert metrics["entries"] == 7
     assert metrics["states"]["a"]["entries"] == 5
@@ -208,7 +208,7 @@ NAMESPACES = [
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_every_namespace_has_its_own(keyed: sb.KeyedStateBackend, kind: Kind) -> None:
+def test_every_namespace_has_its_own(keyed: Keyed, kind: Kind) -> None:
     state = keyed.get_state(kind.descriptor("s", t.LONG))
     for number, namespace in enumerate(NAMESPACES):
         keyed.set_current_namespace(namespace)
@@ -229,7 +229,7 @@ def test_every_namespace_has_its_own(keyed: sb.KeyedStateBackend, kind: Kind) ->
 
 
 @pytest.mark.parametrize("wrong", [None, 1.0, True, [1], sb.ALL_NAMESPACES, (1, None)])
-def test_a_refused_namespace_changes_nothing(keyed: sb.KeyedStateBackend, wrong: Any) -> None:
+def test_a_refused_namespace_changes_nothing(keyed: Keyed, wrong: Any) -> None:
     keyed.set_current_namespace("n")
     with pytest.raises(sb.SerializationTypeError):
         keyed.set_current_namespace(wrong)
@@ -240,7 +240,7 @@ def test_a_refused_namespace_changes_nothing(keyed: sb.KeyedStateBackend, wrong:
     assert keyed.current_namespace == "n"
 
 
-def fill(keyed: sb.KeyedStateBackend, state: Any, by_namespace: dict[Any, Any]) -> None:
+def fill(keyed: Keyed, state: Any, by_namespace: dict[Any, Any]) -> None:
     for namespace, values in by_namespace.items():
         keyed.set_current_namespace(namespace)
         for value in values:
@@ -281,7 +281,7 @@ def merged_result(descriptor: Any, letters: str) -> Any:
     ],
 )
 def test_merging_in_order(
-    keyed: sb.KeyedStateBackend, descriptor: Any, target: Any, sources: list[Any], letters: str
+    keyed: Keyed, descriptor: Any, target: Any, sources: list[Any], letters: str
 ) -> None:
     state = keyed.get_state(descriptor)
     fill(keyed, state, {"t": "t", "a": "a", "b": "b", sb.VOID: "v"})
@@ -302,7 +302,7 @@ def test_merging_in_order(
 
 @merging
 @pytest.mark.parametrize("sources", [None, [], ["missing"], ["missing", "t"]])
-def test_merging_nothing(keyed: sb.KeyedStateBackend, descriptor: Any, sources: Any) -> None:
+def test_merging_nothing(keyed: Keyed, descriptor: Any, sources: Any) -> None:
     state = keyed.get_state(descriptor)
     fill(keyed, state, {"t": "t", sb.VOID: "v"})
     before = dump(keyed, descriptor)
@@ -310,7 +310,7 @@ def test_merging_nothing(keyed: sb.KeyedStateBackend, descriptor: Any, sources: 
     assert dump(keyed, descriptor) == before
 
 
-def test_merging_that_fails_changes_nothing(keyed: sb.KeyedStateBackend) -> None:
+def test_merging_that_fails_changes_nothing(keyed: Keyed) -> None:
     def failing(old: str, new: str) -> str:
         if new == "b":
             raise ZeroDivisionError
@@ -337,7 +337,7 @@ def test_merging_that_fails_changes_nothing(keyed: sb.KeyedStateBackend) -> None
     ],
     ids=lambda d: d.kind,
 )
-def test_other_kinds_cannot_be_merged(keyed: sb.KeyedStateBackend, descriptor: Any) -> None:
+def test_other_kinds_cannot_be_merged(keyed: Keyed, descriptor: Any) -> None:
     with pytest.raises(sb.UsageError, match=r"cannot be merged.*'s'"):
         keyed.merge_namespaces(descriptor, "t", ["a"])
 
@@ -356,7 +356,7 @@ def test_merging_checks_namespaces_and_key_first(make_keyed: MakeKeyed) -> None:
     assert dump(keyed, descriptor) == before
 
 
-def states(keyed: sb.KeyedStateBackend) -> dict[str, Any]:
+def states(keyed: Keyed) -> dict[str, Any]:
     return {
         "value": keyed.get_value_state(sb.ValueStateDescriptor("value", int)),
         "list": keyed.get_list_state(sb.ListStateDescriptor("list", str)),
@@ -366,9 +366,7 @@ def states(keyed: sb.KeyedStateBackend) -> dict[str, Any]:
     }
 
 
-def test_reading_is_no_change_unless_it_counts_as_use(
-    make_keyed: Callable[..., sb.KeyedStateBackend], clock: ManualClock
-) -> None:
+def test_reading_is_a_change_only_as_use(make_keyed: Callable[..., Keyed], clock: ManualClock) -> None:
     keyed = make_keyed()
     on_read = sb.StateTtlConfig(100, update_type=sb.StateTtlConfig.UpdateType.OnReadAndWrite)
     used = keyed.get_state(sb.ValueStateDescriptor("used", int).enable_time_to_live(on_read))
@@ -391,7 +389,7 @@ def test_reading_is_no_change_unless_it_counts_as_use(
     assert keyed.count_changes(mark) == (2, 0)
 
 
-def test_what_expires_is_removed(make_keyed: Callable[..., sb.KeyedStateBackend], clock: ManualClock) -> None:
+def test_what_expires_is_removed(make_keyed: Callable[..., Keyed], clock: ManualClock) -> None:
     keyed = make_keyed()
     idle = sb.StateTtlConfig(100, cleanup_idle=True)
     state = keyed.get_state(sb.MapStateDescriptor("seen", str, int).enable_time_to_live(idle))
@@ -408,7 +406,7 @@ def test_what_expires_is_removed(make_keyed: Callable[..., sb.KeyedStateBackend]
     assert keyed.metrics()["rows"] == 1
 
 
-def test_only_an_open_mark_of_its_own_counts(keyed: sb.KeyedStateBackend) -> None:
+def test_only_an_open_mark_of_its_own_counts(keyed: Keyed) -> None:
     mark = keyed.mark()
     keyed.release(mark)
     with pytest.raises(sb.UsageError, match="no longer valid"):
@@ -417,9 +415,7 @@ def test_only_an_open_mark_of_its_own_counts(keyed: sb.KeyedStateBackend) -> Non
         keyed.count_changes(object())
 
 
-def test_counts_are_those_of_a_model_whatever_is_done(
-    keyed: sb.KeyedStateBackend, rng: random.Random
-) -> None:
+def test_counts_are_those_of_a_model_whatever_is_done(keyed: Keyed, rng: random.Random) -> None:
     """Over namespaces, failed calls that are undone, and rollbacks."""
     state = states(keyed)
     model: dict[Any, Any] = {}

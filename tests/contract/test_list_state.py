@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from contract.conftest import Keyed
 
 import statebackend as sb
 from statebackend import types as t
@@ -15,13 +16,11 @@ pytestmark = pytest.mark.checked
 
 
 @pytest.fixture
-def state(keyed: sb.KeyedStateBackend) -> KeyedListState:
+def state(keyed: Keyed) -> KeyedListState:
     return keyed.get_list_state(sb.ListStateDescriptor("s", int))
 
 
-def test_order_is_kept_and_an_empty_list_is_absent(
-    keyed: sb.KeyedStateBackend, state: sb.KeyedListState
-) -> None:
+def test_order_is_kept_and_an_empty_list_is_absent(keyed: Keyed, state: sb.KeyedListState) -> None:
     for empty in (lambda: state.add_all([]), lambda: state.update([])):
         empty()
         assert state.get() == list(state) == []
@@ -55,7 +54,7 @@ def test_order_is_kept_and_an_empty_list_is_absent(
     ],
 )
 def test_what_is_refused_changes_nothing(
-    keyed: sb.KeyedStateBackend, state: KeyedListState, present: bool, method: str, argument: Any
+    keyed: Keyed, state: KeyedListState, present: bool, method: str, argument: Any
 ) -> None:
     if present:
         state.add(7)
@@ -88,7 +87,7 @@ def test_any_iterable_will_do(state: KeyedListState) -> None:
 
 
 @pytest.mark.parametrize("method", ["add_all", "update"])
-def test_wrong_columns_are_refused(keyed: sb.KeyedStateBackend, method: str) -> None:
+def test_wrong_columns_are_refused(keyed: Keyed, method: str) -> None:
     """`test_type_matrix` has right ones."""
     pairs = keyed.get_list_state(sb.ListStateDescriptor("pairs", tuple[int, str]))
     getattr(pairs, method)(pa.array([{"x": 1, "y": "a"}, {"x": 2, "y": None}]))
@@ -117,7 +116,7 @@ def test_wrong_columns_are_refused(keyed: sb.KeyedStateBackend, method: str) -> 
 )
 @pytest.mark.parametrize("declared", [t.LONG, t.PICKLE], ids=repr)
 def test_a_change_while_iterating_raises_at_the_next_step(
-    keyed: sb.KeyedStateBackend, declared: t.Type, change: Any
+    keyed: Keyed, declared: t.Type, change: Any
 ) -> None:
     state = keyed.get_list_state(sb.ListStateDescriptor("changed", declared))
     state.update([1, 2, 3])
@@ -128,7 +127,7 @@ def test_a_change_while_iterating_raises_at_the_next_step(
         next(steps)
 
 
-def test_other_keys_may_change_while_iterating(keyed: sb.KeyedStateBackend, state: KeyedListState) -> None:
+def test_other_keys_may_change_while_iterating(keyed: Keyed, state: KeyedListState) -> None:
     state.update([1, 2])
     steps = iter(state)
     keyed.set_current_key(2)

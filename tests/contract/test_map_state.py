@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from contract.conftest import MakeKeyed
+from contract.conftest import Keyed, MakeKeyed
 from type_samples import Backwards
 
 import statebackend as sb
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.checked
 
 
 @pytest.fixture
-def state(keyed: sb.KeyedStateBackend) -> sb.MapState:
+def state(keyed: Keyed) -> sb.MapState:
     return keyed.get_map_state(sb.MapStateDescriptor("s", str, int))
 
 
@@ -61,7 +61,7 @@ def test_an_absent_key_is_a_key_error_for_operators_only(state: sb.MapState) -> 
     assert list(state.items()) == [("a", 1)]
 
 
-def test_values_may_be_none(keyed: sb.KeyedStateBackend, state: sb.MapState) -> None:
+def test_values_may_be_none(keyed: Keyed, state: sb.MapState) -> None:
     state["a"] = None
     assert state.contains("a")
     assert state["a"] is None
@@ -86,9 +86,7 @@ def test_values_may_be_none(keyed: sb.KeyedStateBackend, state: sb.MapState) -> 
         lambda s: [s.remove(key) for key in list(s)],
     ],
 )
-def test_an_emptied_map_leaves_nothing_behind(
-    keyed: sb.KeyedStateBackend, state: sb.MapState, empty: Any
-) -> None:
+def test_an_emptied_map_leaves_nothing_behind(keyed: Keyed, state: sb.MapState, empty: Any) -> None:
     state.put_all({"a": 1, "b": 2})
     empty(state)
     assert state.is_empty()
@@ -98,7 +96,7 @@ def test_an_emptied_map_leaves_nothing_behind(
     assert list(keyed.keys("s")) == []
 
 
-def test_put_all_of_nothing_does_nothing(keyed: sb.KeyedStateBackend, state: sb.MapState) -> None:
+def test_put_all_of_nothing_does_nothing(keyed: Keyed, state: sb.MapState) -> None:
     state.put_all({})
     assert keyed.num_entries() == 0
 
@@ -120,9 +118,7 @@ def test_put_all_of_nothing_does_nothing(keyed: sb.KeyedStateBackend, state: sb.
         lambda s: s[None],
     ],
 )
-def test_what_is_refused_changes_nothing(
-    keyed: sb.KeyedStateBackend, state: sb.MapState, present: bool, call: Any
-) -> None:
+def test_what_is_refused_changes_nothing(keyed: Keyed, state: sb.MapState, present: bool, call: Any) -> None:
     if present:
         state["p"] = 7
     with pytest.raises(sb.SerializationTypeError):
@@ -162,7 +158,7 @@ def test_values_may_be_replaced_while_iterating(state: sb.MapState) -> None:
     assert list(state.values()) == [10, 20, 30]
 
 
-def test_other_keys_may_change_while_iterating(keyed: sb.KeyedStateBackend, state: sb.MapState) -> None:
+def test_other_keys_may_change_while_iterating(keyed: Keyed, state: sb.MapState) -> None:
     state.put_all({"a": 1, "b": 2})
     steps = state.items()
     keyed.set_current_key(2)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.conftest import MakeKeyed
+from contract.conftest import Keyed, MakeKeyed
 from contract.samples import KINDS, Kind, dump
 from meddling import Meddler
 
@@ -23,7 +23,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
 @every_kind
-def test_marks_nest(keyed: sb.KeyedStateBackend, kind: Kind) -> None:
+def test_marks_nest(keyed: Keyed, kind: Kind) -> None:
     descriptor = kind.descriptor("s", t.LONG)
     state = keyed.get_state(descriptor)
     marks, dumps = [], []
@@ -48,7 +48,7 @@ def test_marks_nest(keyed: sb.KeyedStateBackend, kind: Kind) -> None:
         keyed.rollback(marks[2])
 
 
-def test_a_released_mark_is_gone(keyed: sb.KeyedStateBackend) -> None:
+def test_a_released_mark_is_gone(keyed: Keyed) -> None:
     state = keyed.get_value_state(sb.ValueStateDescriptor("s", int))
     older, newer = keyed.mark(), keyed.mark()
     state.update(1)
@@ -73,7 +73,7 @@ def test_a_mark_of_another_backend_is_refused(make_keyed: MakeKeyed) -> None:
             two.rollback(wrong)
 
 
-def test_rollback_leaves_key_namespace_and_handles(keyed: sb.KeyedStateBackend) -> None:
+def test_rollback_leaves_key_namespace_and_handles(keyed: Keyed) -> None:
     state = keyed.get_value_state(sb.ValueStateDescriptor("s", int))
     mark = keyed.mark()
     keyed.set_current_key(2)
@@ -89,7 +89,7 @@ def test_rollback_leaves_key_namespace_and_handles(keyed: sb.KeyedStateBackend) 
 
 
 @every_kind
-def test_a_state_registered_since_is_empty(keyed: sb.KeyedStateBackend, kind: Kind) -> None:
+def test_a_state_registered_since_is_empty(keyed: Keyed, kind: Kind) -> None:
     mark = keyed.mark()
     state = keyed.get_state(kind.descriptor("s", t.LONG))
     kind.write(state, 1)
@@ -100,7 +100,7 @@ def test_a_state_registered_since_is_empty(keyed: sb.KeyedStateBackend, kind: Ki
     assert kind.read(state) == 2
 
 
-def test_open_iterators_are_invalid_after_a_rollback(keyed: sb.KeyedStateBackend) -> None:
+def test_open_iterators_are_invalid_after_a_rollback(keyed: Keyed) -> None:
     words = keyed.get_list_state(sb.ListStateDescriptor("l", int))
     counts = keyed.get_map_state(sb.MapStateDescriptor("m", int, int))
     words.update([1, 2])
@@ -121,7 +121,7 @@ def test_open_iterators_are_invalid_after_a_rollback(keyed: sb.KeyedStateBackend
 @pytest.mark.parametrize(
     "change", [lambda k, d: k.clear_key(), lambda k, d: k.merge_namespaces(d, "x", [sb.VOID])]
 )
-def test_whole_key_operations_are_undone(keyed: sb.KeyedStateBackend, change: Any) -> None:
+def test_whole_key_operations_are_undone(keyed: Keyed, change: Any) -> None:
     descriptor = sb.ListStateDescriptor("s", int)
     state = keyed.get_list_state(descriptor)
     for namespace in ("n", sb.VOID):
@@ -135,7 +135,7 @@ def test_whole_key_operations_are_undone(keyed: sb.KeyedStateBackend, change: An
     assert dump(keyed, descriptor) == before
 
 
-def test_a_failed_vectorised_call_keeps_older_marks(keyed: sb.KeyedStateBackend) -> None:
+def test_a_failed_vectorised_call_keeps_older_marks(keyed: Keyed) -> None:
     state = keyed.get_value_state(sb.ValueStateDescriptor("s", "tinyint"))
     mark = keyed.mark()
     state.update(1)
@@ -155,7 +155,7 @@ def test_marks_end_with_the_backend(make_keyed: MakeKeyed) -> None:
             call()
 
 
-def test_many_changes_in_random_order(keyed: sb.KeyedStateBackend, rng: random.Random) -> None:
+def test_many_changes_in_random_order(keyed: Keyed, rng: random.Random) -> None:
     descriptors = [kind.descriptor(kind.name, t.LONG) for kind in KINDS]
     states = [keyed.get_state(descriptor) for descriptor in descriptors]
 
@@ -297,7 +297,7 @@ def go_through(
 @pytest.mark.parametrize("does", DOES, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("call", CALLS)
 def test_finalisers_see_no_half_of_a_mark(
-    keyed: sb.KeyedStateBackend, call: str, does: Callable[[Any, Older], None]
+    keyed: Keyed, call: str, does: Callable[[Any, Older], None]
 ) -> None:
     states = [keyed.get_value_state(sb.ValueStateDescriptor(name, int)) for name in "abc"]
 
@@ -355,7 +355,7 @@ def test_finalisers_see_no_half_of_a_snapshot(
         parts.add(value)
         written = value
 
-    def read(backend: sb.KeyedStateBackend) -> int:
+    def read(backend: Keyed) -> int:
         backend.set_current_key(1)
         (value,) = {backend.get_value_state(sb.ValueStateDescriptor(name, int)).value() for name in "abc"}
         assert backend.get_list_state(sb.ListStateDescriptor("parts", int)).get() == list(range(1, value + 1))

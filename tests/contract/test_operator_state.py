@@ -215,7 +215,7 @@ def test_marks(operator: sb.OperatorStateBackend) -> None:
     assert everything(operator)[1] == [6]
 
 
-def test_a_state_asked_for_since_is_as_it_began(
+def test_a_state_asked_for_since_is_undone(
     backend: sb.StateBackend, operator: sb.OperatorStateBackend
 ) -> None:
     mark = operator.mark()
@@ -248,7 +248,7 @@ def test_restoring_at_another_parallelism(backend: sb.StateBackend) -> None:
     assert all(each.is_restored for each in new)
 
 
-def test_lists_return_to_any_mark_whatever_came_between(
+def test_lists_return_to_any_mark_after_any_use(
     operator: sb.OperatorStateBackend, rng: random.Random
 ) -> None:
     """Random changes, marks, rollbacks and views, beside plain lists."""
@@ -287,7 +287,7 @@ def test_lists_return_to_any_mark_whatever_came_between(
         assert list(map(state._bytes.value, view.rows())) == then, "a view no longer changes"
 
 
-def test_changes_that_are_taken_back_leave_the_list_of_the_snapshot(
+def test_changes_that_are_taken_back_leave_the_view(
     operator: sb.OperatorStateBackend,
 ) -> None:
     state = operator.get_list_state(numbers())

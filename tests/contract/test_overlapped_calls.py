@@ -467,9 +467,7 @@ def test_an_iteration_does_not_go_on_while_a_function_runs(backend: sb.StateBack
 
 
 @pytest.mark.parametrize("call", ["add", "add_many"])
-def test_an_iteration_of_timers_that_ends_inside_a_call_moves_no_key(
-    backend: sb.StateBackend, call: str
-) -> None:
+def test_an_iteration_of_timers_that_ends_in_a_call_moves_no_key(backend: sb.StateBackend, call: str) -> None:
     made = Summing(backend)
     for key in (7, 8):
         made.keyed.set_current_key(key)
@@ -490,9 +488,7 @@ def test_an_iteration_of_timers_that_ends_inside_a_call_moves_no_key(
 
 
 @pytest.mark.parametrize("read", ["get", "values"])
-def test_an_iteration_of_timers_that_ends_in_an_expired_read_moves_no_key(
-    backend: sb.StateBackend, read: str
-) -> None:
+def test_an_iteration_of_timers_that_ends_in_a_read_moves_no_key(backend: sb.StateBackend, read: str) -> None:
     clock = SimpleNamespace(time=1000, now=lambda: clock.time)
     keyed: Any = backend.create_keyed_backend(int, max_parallelism=4, clock=clock)
     shown = sb.StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from all_backends import BACKENDS
-from contract.conftest import MakeKeyed
+from contract.conftest import Keyed, MakeKeyed
 from event_days import in_event_time
 
 import statebackend as sb
@@ -37,7 +37,7 @@ KINDS: dict[str, Any] = {
 }
 
 
-def state_of(keyed: sb.KeyedStateBackend, kind: str, **options: Any) -> Any:
+def state_of(keyed: Keyed, kind: str, **options: Any) -> Any:
     return keyed.get_state(in_event_time(KINDS[kind](), TTL, **options))
 
 
@@ -90,9 +90,7 @@ def test_a_state_is_stamped_and_read_by_the_time_that_is_set(make_keyed: MakeKey
 
 
 @pytest.mark.parametrize("of", ["reducing", "own reducing", "aggregating"])
-def test_an_added_value_keeps_the_later_timestamp_unless_a_null_has_cleared(
-    make_keyed: MakeKeyed, of: str
-) -> None:
+def test_an_added_value_keeps_the_later_timestamp_unless_cleared(make_keyed: MakeKeyed, of: str) -> None:
     keyed = make_keyed()
     state = state_of(keyed, of)
     keyed.begin_event_time(None, 1000)
@@ -284,7 +282,7 @@ def test_what_is_restored_goes_by_the_restored_watermark_until_it_is_told_anothe
         assert list(again.keys("s")) == [], "from now on it goes by what it was told"
 
 
-def test_what_had_no_watermark_goes_by_the_clock_in_a_batch_that_tells_none(
+def test_what_had_no_watermark_goes_by_the_clock_in_a_batch_without(
     make_keyed: MakeKeyed, tmp_path: Path
 ) -> None:
     """Restored from a backend that was told the time of batches, but never one of rows."""
@@ -400,17 +398,17 @@ def clock() -> CountedClock:
 
 
 @pytest.fixture
-def keyed(backend: sb.StateBackend, clock: CountedClock) -> sb.KeyedStateBackend:
+def keyed(backend: sb.StateBackend, clock: CountedClock) -> Keyed:
     return backend.create_keyed_backend(LONG, max_parallelism=4, clock=clock)
 
 
-def aging(keyed: sb.KeyedStateBackend) -> sb.ValueState:
+def aging(keyed: Keyed) -> sb.ValueState:
     descriptor = sb.ValueStateDescriptor("aging", int)
     descriptor.enable_time_to_live(sb.StateTtlConfig.new_builder(TTL).build())
     return keyed.get_value_state(descriptor)
 
 
-def test_values_expire_by_the_time_of_the_batch(keyed: sb.KeyedStateBackend, clock: CountedClock) -> None:
+def test_values_expire_by_the_time_of_the_batch(keyed: Keyed, clock: CountedClock) -> None:
     state = aging(keyed)
     clock.time = 10 * TTL  # nobody asks
     keyed.begin_batch(0)
@@ -425,7 +423,7 @@ def test_values_expire_by_the_time_of_the_batch(keyed: sb.KeyedStateBackend, clo
     assert list(keyed.keys("aging")) == []
 
 
-def test_the_clock_is_not_asked_within_a_batch(keyed: sb.KeyedStateBackend, clock: CountedClock) -> None:
+def test_the_clock_is_not_asked_within_a_batch(keyed: Keyed, clock: CountedClock) -> None:
     state = aging(keyed)
     keyed.begin_batch(5)
     clock.asked = 0
@@ -441,9 +439,7 @@ def test_the_clock_is_not_asked_within_a_batch(keyed: sb.KeyedStateBackend, cloc
     assert clock.asked == 0
 
 
-def test_the_time_outlives_vectorised_calls_and_enumeration(
-    keyed: sb.KeyedStateBackend, clock: CountedClock
-) -> None:
+def test_the_time_outlives_vectorised_calls_and_enumeration(keyed: Keyed, clock: CountedClock) -> None:
     state = aging(keyed)
     clock.time = 5
     keyed.set_current_key(1)
@@ -461,7 +457,7 @@ def test_the_time_outlives_vectorised_calls_and_enumeration(
     assert state.value() == 2
 
 
-def test_the_clock_tells_again_after_none(keyed: sb.KeyedStateBackend, clock: CountedClock) -> None:
+def test_the_clock_tells_again_after_none(keyed: Keyed, clock: CountedClock) -> None:
     state = aging(keyed)
     keyed.begin_batch(0)
     keyed.set_current_key(1)
@@ -473,7 +469,7 @@ def test_the_clock_tells_again_after_none(keyed: sb.KeyedStateBackend, clock: Co
 
 
 @pytest.mark.parametrize("wrong", [1.5, "now", True, 2**63])
-def test_what_is_no_time_is_refused(keyed: sb.KeyedStateBackend, wrong: object) -> None:
+def test_what_is_no_time_is_refused(keyed: Keyed, wrong: object) -> None:
     with pytest.raises(sb.UsageError):
         keyed.begin_batch(wrong)  # type: ignore[arg-type]
 
@@ -488,7 +484,7 @@ def test_a_cleared_key_is_none(make_keyed: MakeKeyed) -> None:
     assert keyed.current_key == 2
 
 
-def test_nothing_begins_on_a_closed_backend(keyed: sb.KeyedStateBackend) -> None:
+def test_nothing_begins_on_a_closed_backend(keyed: Keyed) -> None:
     keyed.close()
     for call in (lambda: keyed.begin_batch(1), keyed.clear_current_key):
         with pytest.raises(sb.ClosedError):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from contract.conftest import MakeKeyed
+from contract.conftest import Keyed, MakeKeyed
 from contract.samples import KEYS
 
 import statebackend as sb
@@ -22,9 +22,7 @@ pytestmark = pytest.mark.checked
 domains = pytest.mark.parametrize("domain", ["event", "processing"])
 
 
-def register(
-    keyed: sb.KeyedStateBackend, key: Any, *times: int, namespace: Any = sb.VOID, domain: str = "event"
-) -> None:
+def register(keyed: Keyed, key: Any, *times: int, namespace: Any = sb.VOID, domain: str = "event") -> None:
     keyed.set_current_key(key)
     keyed.set_current_namespace(namespace)
     for time in times:
@@ -32,12 +30,12 @@ def register(
     keyed.set_current_namespace(sb.VOID)
 
 
-def fire(keyed: sb.KeyedStateBackend, now: int, domain: str = "event") -> list[Any]:
+def fire(keyed: Keyed, now: int, domain: str = "event") -> list[Any]:
     return [(time, keyed.current_key, keyed.current_namespace) for time in keyed.timers.due(now, domain)]
 
 
 @domains
-def test_timers_fire_once_when_they_are_due(keyed: sb.KeyedStateBackend, domain: str) -> None:
+def test_timers_fire_once_when_they_are_due(keyed: Keyed, domain: str) -> None:
     register(keyed, 1, 10, 20, 30, domain=domain)
     assert keyed.timers.pending(domain) == [10, 20, 30]
     assert keyed.timers.count(domain) == 3
@@ -52,7 +50,7 @@ def test_timers_fire_once_when_they_are_due(keyed: sb.KeyedStateBackend, domain:
     assert keyed.timers.fired == 3
 
 
-def test_domains_are_apart(keyed: sb.KeyedStateBackend) -> None:
+def test_domains_are_apart(keyed: Keyed) -> None:
     register(keyed, 1, 10, domain="event")
     register(keyed, 1, 10, 20, domain="processing")
     keyed.timers.delete(10)
@@ -62,7 +60,7 @@ def test_domains_are_apart(keyed: sb.KeyedStateBackend) -> None:
     assert fire(keyed, 100, "processing") == [(10, 1, sb.VOID), (20, 1, sb.VOID)]
 
 
-def test_a_timer_belongs_to_its_key_and_namespace(keyed: sb.KeyedStateBackend) -> None:
+def test_a_timer_belongs_to_its_key_and_namespace(keyed: Keyed) -> None:
     window = sb.TimeWindow(0, 10)
     register(keyed, 1, 10)
     register(keyed, 1, 10, 11, namespace=window)
@@ -76,7 +74,7 @@ def test_a_timer_belongs_to_its_key_and_namespace(keyed: sb.KeyedStateBackend) -
     assert fire(keyed, 100) == [(10, 1, sb.VOID), (10, 2, sb.VOID), (11, 1, window)]
 
 
-def test_key_and_namespace_are_what_they_were_after_firing(keyed: sb.KeyedStateBackend) -> None:
+def test_key_and_namespace_are_what_they_were_after_firing(keyed: Keyed) -> None:
     register(keyed, 2, 10, namespace="n")
     keyed.set_current_key(7)
     keyed.set_current_namespace("mine")
@@ -90,7 +88,7 @@ def test_key_and_namespace_are_what_they_were_after_firing(keyed: sb.KeyedStateB
     assert keyed.timers.count() == 1
 
 
-def test_state_is_that_of_the_timers_key(keyed: sb.KeyedStateBackend) -> None:
+def test_state_is_that_of_the_timers_key(keyed: Keyed) -> None:
     state = keyed.get_value_state(sb.ValueStateDescriptor("s", int))
     for key in range(20):
         register(keyed, key, 100 - key)
@@ -117,7 +115,7 @@ def test_order_is_time_then_key_then_namespace(make_keyed: MakeKeyed, key_type: 
     assert fired == sorted(expected)
 
 
-def test_what_is_registered_while_firing_and_is_due_fires_in_its_turn(keyed: sb.KeyedStateBackend) -> None:
+def test_what_is_registered_while_firing_and_is_due_fires_in_its_turn(keyed: Keyed) -> None:
     for key in (1, 2, 3):
         register(keyed, key, 10)
     seen = []
@@ -133,7 +131,7 @@ def test_what_is_registered_while_firing_and_is_due_fires_in_its_turn(keyed: sb.
     assert fire(keyed, 21) == [(21, 2, sb.VOID)]
 
 
-def test_the_clock_is_read_when_a_timer_fires(keyed: sb.KeyedStateBackend, clock: ManualClock) -> None:
+def test_the_clock_is_read_when_a_timer_fires(keyed: Keyed, clock: ManualClock) -> None:
     from statebackend.state.ttl import StateTtlConfig
 
     descriptor = sb.ValueStateDescriptor("s", int).enable_time_to_live(
@@ -192,7 +190,7 @@ def test_random_use_agrees_with_a_sorted_set(
     assert [(time, key) for time, key, _ in fire(keyed, 10**6)] == sorted(wanted)
 
 
-def test_rows_of_a_range_of_key_groups_are_loaded_elsewhere(
+def test_rows_of_some_key_groups_are_loaded_elsewhere(
     backend: sb.StateBackend, make_keyed: MakeKeyed
 ) -> None:
     keyed = make_keyed(max_parallelism=8)
@@ -224,7 +222,7 @@ def test_rows_are_in_canonical_form(make_keyed: MakeKeyed) -> None:
 
 
 @pytest.mark.parametrize("wrong", [1.5, True, "10", None])
-def test_times_are_whole_numbers(keyed: sb.KeyedStateBackend, wrong: Any) -> None:
+def test_times_are_whole_numbers(keyed: Keyed, wrong: Any) -> None:
     for call in (keyed.timers.register, keyed.timers.delete, lambda ts: keyed.timers.due(ts)):
         with pytest.raises(sb.UsageError, match=r"the time of a timer is not a \w+.*milliseconds"):
             call(wrong)
@@ -233,7 +231,7 @@ def test_times_are_whole_numbers(keyed: sb.KeyedStateBackend, wrong: Any) -> Non
     assert keyed.timers.count() == 0
 
 
-def test_domains_have_names(keyed: sb.KeyedStateBackend) -> None:
+def test_domains_have_names(keyed: Keyed) -> None:
     calls = [
         lambda: keyed.timers.register(1, "wall"),
         lambda: keyed.timers.delete(1, "wall"),
@@ -281,7 +279,7 @@ def test_a_closed_backend_has_no_timers(make_keyed: MakeKeyed) -> None:
             call()
 
 
-def test_timers_are_not_state(keyed: sb.KeyedStateBackend) -> None:
+def test_timers_are_not_state(keyed: Keyed) -> None:
     register(keyed, 1, 10)
     assert keyed.num_entries() == 0
     assert keyed.metrics()["states"] == {}
@@ -289,7 +287,7 @@ def test_timers_are_not_state(keyed: sb.KeyedStateBackend) -> None:
     assert keyed.timers.pending() == [10]
 
 
-def test_metrics_tell_how_many_wait_and_how_many_have_fired(keyed: sb.KeyedStateBackend) -> None:
+def test_metrics_tell_how_many_wait_and_how_many_have_fired(keyed: Keyed) -> None:
     register(keyed, 1, 10, 20, 30)
     register(keyed, 2, 10, domain="processing")
     keyed.timers.delete(10, "processing")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract.conftest import MakeKeyed
+from contract.conftest import Keyed, MakeKeyed
 from contract.samples import KINDS, Kind, join
 
 import statebackend as sb
@@ -43,14 +43,14 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
 @pytest.fixture
-def keyed(make_keyed: MakeKeyed) -> sb.KeyedStateBackend:
+def keyed(make_keyed: MakeKeyed) -> Keyed:
     return make_keyed(max_parallelism=4)
 
 
 class At:
     """Sets the clock, then the current key: the time is read there."""
 
-    def __init__(self, keyed: sb.KeyedStateBackend, clock: ManualClock) -> None:
+    def __init__(self, keyed: Keyed, clock: ManualClock) -> None:
         self._keyed, self._clock = keyed, clock
 
     def __call__(self, now: int, key: int = 1) -> None:
@@ -59,7 +59,7 @@ class At:
 
 
 @pytest.fixture
-def at(keyed: sb.KeyedStateBackend, clock: ManualClock) -> At:
+def at(keyed: Keyed, clock: ManualClock) -> At:
     return At(keyed, clock)
 
 
@@ -69,7 +69,7 @@ def with_ttl(descriptor: Any, **options: Any) -> Any:
     return descriptor.enable_time_to_live(sb.StateTtlConfig(TTL, **options))
 
 
-def state_of(keyed: sb.KeyedStateBackend, kind: Kind, **options: Any) -> Any:
+def state_of(keyed: Keyed, kind: Kind, **options: Any) -> Any:
     return keyed.get_state(with_ttl(kind.descriptor("s", STRING), **options))
 
 
@@ -207,7 +207,7 @@ def test_expiry_is_clamped(timestamp: int, ttl: int, expires: int) -> None:
 
 @each_kind
 @pytest.mark.parametrize("now", [-5, 0, 2**40])
-def test_state_expires_to_the_millisecond(keyed: sb.KeyedStateBackend, at: At, kind: Kind, now: int) -> None:
+def test_state_expires_to_the_millisecond(keyed: Keyed, at: At, kind: Kind, now: int) -> None:
     state = state_of(keyed, kind)
     at(now)
     kind.write(state, "x")
@@ -224,7 +224,7 @@ def test_state_expires_to_the_millisecond(keyed: sb.KeyedStateBackend, at: At, k
 
 
 @each_kind
-def test_the_longest_time_to_live_does_not_overflow(keyed: sb.KeyedStateBackend, at: At, kind: Kind) -> None:
+def test_the_longest_time_to_live_does_not_overflow(keyed: Keyed, at: At, kind: Kind) -> None:
     config = sb.StateTtlConfig(MAX_TIMESTAMP, cleanup_idle=True)
     state = keyed.get_state(kind.descriptor("s", STRING).enable_time_to_live(config))
     at(1_000)
@@ -238,7 +238,7 @@ def test_the_longest_time_to_live_does_not_overflow(keyed: sb.KeyedStateBackend,
 
 
 @each_kind
-def test_a_write_is_stamped_anew(keyed: sb.KeyedStateBackend, at: At, kind: Kind) -> None:
+def test_a_write_is_stamped_anew(keyed: Keyed, at: At, kind: Kind) -> None:
     state = state_of(keyed, kind, state_visibility=Show)
     for now in (0, TTL):
         at(now)
@@ -248,7 +248,7 @@ def test_a_write_is_stamped_anew(keyed: sb.KeyedStateBackend, at: At, kind: Kind
     assert kind.read(state) == "a"
 
 
-def test_an_addition_never_builds_on_what_has_expired(keyed: sb.KeyedStateBackend, at: At) -> None:
+def test_an_addition_never_builds_on_what_has_expired(keyed: Keyed, at: At) -> None:
     descriptor = sb.ReducingStateDescriptor("s", join, str)
     state = keyed.get_reducing_state(with_ttl(descriptor, state_visibility=Show))
     for now, expected in ((0, "x"), (TTL - 1, "xx"), (2 * TTL - 2, "xxx"), (3 * TTL - 2, "x")):
@@ -257,9 +257,7 @@ def test_an_addition_never_builds_on_what_has_expired(keyed: sb.KeyedStateBacken
         assert state.get() == expected
 
 
-def test_an_expired_entry_keeps_no_place(
-    keyed: sb.KeyedStateBackend, at: At, backend: sb.StateBackend
-) -> None:
+def test_an_expired_entry_keeps_no_place(keyed: Keyed, at: At, backend: sb.StateBackend) -> None:
     state = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("s", str, int), cleanup_in_background=False))
     for now, key in ((0, "a"), (50, "b"), (60, "c"), (70, "b"), (TTL, "a")):
         at(now)
@@ -268,7 +266,7 @@ def test_an_expired_entry_keeps_no_place(
     assert list(state) == (["b", "c", "a"] if backend.keeps_insertion_order else ["a", "b", "c"])
 
 
-def test_merged_lists_keep_their_timestamps(keyed: sb.KeyedStateBackend, at: At) -> None:
+def test_merged_lists_keep_their_timestamps(keyed: Keyed, at: At) -> None:
     state = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("s", int)))
     for namespace, now in (("t", 50), ("s", 0)):
         at(now)
@@ -284,7 +282,7 @@ def test_merged_lists_keep_their_timestamps(keyed: sb.KeyedStateBackend, at: At)
 @each_kind
 @pytest.mark.parametrize("update", [OnWrite, OnRead], ids=lambda each: each.name)
 def test_state_keeps_its_stamp_when_the_clock_is_set_back(
-    keyed: sb.KeyedStateBackend, at: At, kind: Kind, update: Any
+    keyed: Keyed, at: At, kind: Kind, update: Any
 ) -> None:
     """Reads and writes go by the earlier time. Expired state that is still stored is seen again."""
     state = state_of(keyed, kind, update_type=update, cleanup_in_background=False)
@@ -305,7 +303,7 @@ def test_state_keeps_its_stamp_when_the_clock_is_set_back(
     assert kind.read(state) == "earlier"
 
 
-def test_the_default_is_returned_with_ttl_too(keyed: sb.KeyedStateBackend, at: At) -> None:
+def test_the_default_is_returned_with_ttl_too(keyed: Keyed, at: At) -> None:
     state = keyed.get_value_state(with_ttl(sb.ValueStateDescriptor("s", int, default=9)))
     at(0)
     assert state.value() == 9
@@ -314,7 +312,7 @@ def test_the_default_is_returned_with_ttl_too(keyed: sb.KeyedStateBackend, at: A
     assert state.value() == 9
 
 
-def test_maps_expire_by_entry(keyed: sb.KeyedStateBackend, at: At) -> None:
+def test_maps_expire_by_entry(keyed: Keyed, at: At) -> None:
     state = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("s", str, int)))
     at(0)
     state.put_all({"a": 1, "b": None})
@@ -336,7 +334,7 @@ def test_maps_expire_by_entry(keyed: sb.KeyedStateBackend, at: At) -> None:
 
 
 @pytest.mark.parametrize("cleanup", ["default", "often"])
-def test_what_expires_does_not_disturb_iterators(keyed: sb.KeyedStateBackend, at: At, cleanup: str) -> None:
+def test_what_expires_does_not_disturb_iterators(keyed: Keyed, at: At, cleanup: str) -> None:
     names = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("list", int), **CLEANUPS[cleanup]))
     counts = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("map", int, int), **CLEANUPS[cleanup]))
     for now in (0, 50):
@@ -399,7 +397,7 @@ def test_event_time_needs_a_clock_that_is_advanced(backend: sb.StateBackend) -> 
     ("target_at", "source_at", "expected"), [(0, 50, "s"), (50, 0, "t"), (50, 60, "ts"), (0, 0, None)]
 )
 def test_what_lives_is_merged_and_stamped_with_the_merge(
-    keyed: sb.KeyedStateBackend, at: At, target_at: int, source_at: int, expected: str | None
+    keyed: Keyed, at: At, target_at: int, source_at: int, expected: str | None
 ) -> None:
     state = keyed.get_reducing_state(with_ttl(sb.ReducingStateDescriptor("s", join, str)))
     for namespace, now in (("t", target_at), ("s", source_at)):
@@ -418,7 +416,7 @@ def test_what_lives_is_merged_and_stamped_with_the_merge(
 @each_kind
 @pytest.mark.parametrize("cleanup", ["often", "idle"])
 def test_rollback_returns_what_cleanup_has_removed_and_cleanup_finds_it_again(
-    keyed: sb.KeyedStateBackend, at: At, backend: sb.StateBackend, kind: Kind, cleanup: str
+    keyed: Keyed, at: At, backend: sb.StateBackend, kind: Kind, cleanup: str
 ) -> None:
     if cleanup == "often" and not backend.cleans_up_incrementally:
         pytest.skip("the backend defines incremental cleanup as without effect")
@@ -447,9 +445,7 @@ def test_rollback_returns_what_cleanup_has_removed_and_cleanup_finds_it_again(
 
 
 @pytest.mark.parametrize("read", ["get", "contains", "items"])
-def test_a_read_that_renews_does_not_give_away_what_a_mark_needs(
-    keyed: sb.KeyedStateBackend, at: At, read: str
-) -> None:
+def test_a_read_that_renews_does_not_give_away_what_a_mark_needs(keyed: Keyed, at: At, read: str) -> None:
     state = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("m", int, PICKLE), update_type=OnRead))
     at(1_000)
     state.put(1, [1, 2])
@@ -473,7 +469,7 @@ def is_incremental(cleanup: str, backend: sb.StateBackend) -> bool:
 @pytest.mark.parametrize("visibility", [Never, Show], ids=lambda each: each.name)
 @pytest.mark.parametrize("cleanup", CLEANUPS)
 def test_cleanup_removes_all_that_has_expired_and_nothing_else(
-    keyed: sb.KeyedStateBackend, at: At, backend: sb.StateBackend, kind: Kind, visibility: Any, cleanup: str
+    keyed: Keyed, at: At, backend: sb.StateBackend, kind: Kind, visibility: Any, cleanup: str
 ) -> None:
     config = sb.StateTtlConfig(TTL, state_visibility=visibility, **CLEANUPS[cleanup])
     state = keyed.get_state(kind.descriptor("s", STRING).enable_time_to_live(config))
@@ -504,7 +500,7 @@ def test_cleanup_removes_all_that_has_expired_and_nothing_else(
 @each_kind
 @pytest.mark.parametrize("cleanup", ["default", "idle"])
 def test_cleanup_misses_nothing_when_the_clock_is_set_back(
-    keyed: sb.KeyedStateBackend, at: At, backend: sb.StateBackend, kind: Kind, cleanup: str
+    keyed: Keyed, at: At, backend: sb.StateBackend, kind: Kind, cleanup: str
 ) -> None:
     state = state_of(keyed, kind, **CLEANUPS[cleanup])
     for key, now in ((1, 1_000), (2, 0), (3, 500)):
@@ -521,7 +517,7 @@ def test_cleanup_misses_nothing_when_the_clock_is_set_back(
 
 @pytest.mark.parametrize("cleanup", ["often", "idle"])
 def test_lists_and_maps_expire_in_parts_in_the_background(
-    keyed: sb.KeyedStateBackend, at: At, backend: sb.StateBackend, cleanup: str
+    keyed: Keyed, at: At, backend: sb.StateBackend, cleanup: str
 ) -> None:
     if cleanup == "often" and not backend.cleans_up_incrementally:
         pytest.skip("the backend defines incremental cleanup as without effect")
@@ -545,7 +541,7 @@ def test_lists_and_maps_expire_in_parts_in_the_background(
         assert dict(counts.items()) == {"a50": 1, "b50": 2}
 
 
-def test_idle_state_leaves_memory_in_advance_within_its_budget(keyed: sb.KeyedStateBackend, at: At) -> None:
+def test_idle_state_leaves_memory_in_advance_within_its_budget(keyed: Keyed, at: At) -> None:
     idle = with_ttl(sb.MapStateDescriptor("idle", str, int), cleanup_idle=True)
     kept = with_ttl(sb.ValueStateDescriptor("kept", int))
     counts, value = keyed.get_map_state(idle), keyed.get_value_state(kept)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from arrow_layouts import LAYOUTS
-from contract.conftest import MakeKeyed, assert_same
+from contract.conftest import Keyed, MakeKeyed, assert_same
 from type_samples import OBJECTS, SORTS, SORTS_OF_KEYS, Sample, keys_of, sample, texts
 
 import statebackend as sb
@@ -36,7 +36,7 @@ def listed(rows: list[tuple[int, Any]]) -> dict[int, list[str]]:
 @some_values
 @every_layout
 @every_sort
-def test_columns_of_values(keyed: sb.KeyedStateBackend, sort: str, layout: str, rng: random.Random) -> None:
+def test_columns_of_values(keyed: Keyed, sort: str, layout: str, rng: random.Random) -> None:
     given = sample(sort, rng)
     numbers = range(len(given.values))
     state = keyed.get_value_state(sb.ValueStateDescriptor("v", given.declared))
@@ -59,7 +59,7 @@ def test_columns_of_values(keyed: sb.KeyedStateBackend, sort: str, layout: str, 
 @some_values
 @every_layout
 @every_sort
-def test_columns_of_elements(keyed: sb.KeyedStateBackend, sort: str, layout: str, rng: random.Random) -> None:
+def test_columns_of_elements(keyed: Keyed, sort: str, layout: str, rng: random.Random) -> None:
     given = sample(sort, rng)
     rows = [(number % 3, value) for number, value in enumerate(given.present)]
     numbers = [number for number, _ in rows]
@@ -81,9 +81,7 @@ def test_columns_of_elements(keyed: sb.KeyedStateBackend, sort: str, layout: str
 @some_values
 @every_layout
 @every_sort
-def test_columns_of_map_values(
-    keyed: sb.KeyedStateBackend, sort: str, layout: str, rng: random.Random
-) -> None:
+def test_columns_of_map_values(keyed: Keyed, sort: str, layout: str, rng: random.Random) -> None:
     given = sample(sort, rng)
     count = len(given.values)
     numbers, places = [number % 3 for number in range(count)], range(count)
@@ -101,7 +99,7 @@ def test_columns_of_map_values(
 @every_layout
 @every_sort_of_key
 def test_columns_of_map_keys(
-    backend: sb.StateBackend, keyed: sb.KeyedStateBackend, sort: str, layout: str, rng: random.Random
+    backend: sb.StateBackend, keyed: Keyed, sort: str, layout: str, rng: random.Random
 ) -> None:
     given = sample(sort, rng)
     _, keys = keys_of(given)
@@ -145,7 +143,7 @@ def test_columns_of_keys(make_keyed: MakeKeyed, sort: str, layout: str, rng: ran
 class Held:
     """The states of a backend over one type, what they hold, and random changes to both."""
 
-    def __init__(self, given: Sample, writer: sb.StateBackend, keyed: sb.KeyedStateBackend) -> None:
+    def __init__(self, given: Sample, writer: sb.StateBackend, keyed: Keyed) -> None:
         self.given = given
         self.writer = writer  # what it reads for a snapshot is in its order
         declared = given.declared
@@ -156,7 +154,7 @@ class Held:
         self.keys = keys_of(given)[1] if declared.is_key_type else []
         self.open(keyed)
 
-    def open(self, keyed: sb.KeyedStateBackend) -> None:
+    def open(self, keyed: Keyed) -> None:
         declared = self.given.declared
         self.keyed = keyed
         self.value = keyed.get_value_state(sb.ValueStateDescriptor("v", declared))
@@ -194,7 +192,7 @@ class Held:
                     self.keyed_map.put(key, place)
                     held[repr(key)] = place
 
-    def check(self, keyed: sb.KeyedStateBackend) -> None:
+    def check(self, keyed: Keyed) -> None:
         """The states of a backend hold what they should, whichever way they are read."""
         self.open(keyed)
         shown = self.given.shown(self.value.get_many(range(12)))
@@ -211,9 +209,7 @@ class Held:
 
 
 @pytest.mark.parametrize("sort", [*SORTS, *OBJECTS])
-def test_snapshots_deltas_and_savepoints(
-    backend: sb.StateBackend, sort: str, tmp_path: Path, rng: random.Random
-) -> None:
+def test_values_are_restored(backend: sb.StateBackend, sort: str, tmp_path: Path, rng: random.Random) -> None:
     given = sample(sort, rng)
     with sb.CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=16) as store:
         with backend.create_keyed_backend(int, max_parallelism=16) as keyed:
@@ -238,9 +234,7 @@ def test_snapshots_deltas_and_savepoints(
 
 
 @every_sort_of_key
-def test_keys_of_every_sort_in_checkpoints(
-    backend: sb.StateBackend, sort: str, tmp_path: Path, rng: random.Random
-) -> None:
+def test_keys_are_restored(backend: sb.StateBackend, sort: str, tmp_path: Path, rng: random.Random) -> None:
     given = sample(sort, rng)
     _, keys = keys_of(given)
     counted = sb.ValueStateDescriptor("v", int)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from contract.conftest import MakeKeyed
+from contract.conftest import Keyed, MakeKeyed
 from contract.samples import KEYS, KINDS, VALUES, Kind, dump
 from type_samples import same
 
@@ -18,7 +18,7 @@ NUMBERS = [t.LONG, t.INT, t.SHORT, t.BYTE, t.DOUBLE, t.FLOAT]
 
 
 @every_kind
-def test_values_of_every_type_come_back(keyed: sb.KeyedStateBackend, kind: Kind) -> None:
+def test_values_of_every_type_come_back(keyed: Keyed, kind: Kind) -> None:
     for declared, values in VALUES.items():
         state = keyed.get_state(kind.descriptor(repr(declared), declared))
         assert same(kind.read(state), kind.nothing)
@@ -76,7 +76,7 @@ def test_numpy_scalars_are_numbers(make_keyed: MakeKeyed) -> None:
 
 
 @every_kind
-def test_what_is_returned_is_not_what_is_stored(keyed: sb.KeyedStateBackend, kind: Kind) -> None:
+def test_what_is_returned_is_not_what_is_stored(keyed: Keyed, kind: Kind) -> None:
     state = keyed.get_state(kind.descriptor("s", t.LIST(t.STRING)))
     given = ["a"]
     kind.write(state, given)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from contract.conftest import MakeKeyed
+from contract.conftest import Keyed, MakeKeyed
 from contract.samples import Longest, dump, join
 
 import statebackend as sb
@@ -21,7 +21,7 @@ from statebackend.state import StateDescriptor
 pytestmark = pytest.mark.checked
 
 
-def test_results_that_arrow_has_no_type_for(keyed: sb.KeyedStateBackend) -> None:
+def test_results_that_arrow_has_no_type_for(keyed: Keyed) -> None:
     class Odd(Longest):
         result_type = None
 
@@ -37,7 +37,7 @@ def test_results_that_arrow_has_no_type_for(keyed: sb.KeyedStateBackend) -> None
     assert list(keyed.keys("s")) == [1]
 
 
-def test_objects_are_read_as_bytes(keyed: sb.KeyedStateBackend) -> None:
+def test_objects_are_read_as_bytes(keyed: Keyed) -> None:
     state = keyed.get_value_state(sb.ValueStateDescriptor("s", t.PICKLE))
     state.update_many([1, 2, 3], [{"a": 1}, None, (1, 2)])
     keyed.set_current_key(3)
@@ -46,7 +46,7 @@ def test_objects_are_read_as_bytes(keyed: sb.KeyedStateBackend) -> None:
     assert state.get_many([1, 2]).null_count == 1
 
 
-def test_empty_columns(keyed: sb.KeyedStateBackend) -> None:
+def test_empty_columns(keyed: Keyed) -> None:
     value = keyed.get_value_state(sb.ValueStateDescriptor("v", str))
     total = keyed.get_reducing_state(sb.ReducingStateDescriptor("r", "sum", int))
     counts = keyed.get_map_state(sb.MapStateDescriptor("m", str, int))
@@ -107,7 +107,7 @@ NAMESPACES = [sb.TimeWindow(0, 1), sb.VOID]
 
 
 @pytest.mark.parametrize("spaces", [[sb.VOID], NAMESPACES], ids=["", "namespaces"])
-def test_a_failed_call_changes_nothing(keyed: sb.KeyedStateBackend, spaces: list[Any]) -> None:
+def test_a_failed_call_changes_nothing(keyed: Keyed, spaces: list[Any]) -> None:
     for name, method, columns, error in FAILING:
         descriptor = STATES[name]
         state = keyed.get_state(descriptor)
@@ -163,7 +163,7 @@ def test_key_groups_are_checked_before_anything_else(make_keyed: MakeKeyed) -> N
     ],
 )
 def test_what_comes_between_rows_is_stored(
-    keyed: sb.KeyedStateBackend, declared: str, function: Any, given: list[Any], expected: Any
+    keyed: Keyed, declared: str, function: Any, given: list[Any], expected: Any
 ) -> None:
     """A column of one key does what one call after the other does: each result has to fit the type, and is rounded."""
     state = keyed.get_reducing_state(sb.ReducingStateDescriptor("r", function, declared))

@@ -104,9 +104,7 @@ def attempts(keyed: sb.KeyedStateBackend, declared: t.Type) -> list[tuple[str, C
 
 @pytest.mark.parametrize("where", WITHIN)
 @pytest.mark.parametrize("sort", WRONG)
-def test_wrong_columns_are_refused_as_value_by_value_and_change_nothing(
-    make_keyed: MakeKeyed, sort: str, where: str
-) -> None:
+def test_wrong_columns_are_refused_and_change_nothing(make_keyed: MakeKeyed, sort: str, where: str) -> None:
     for wrong in WRONG[sort]:
         declared, column = WITHIN[where](t.of(sort), wrong)
         with pytest.raises((sb.SerializationError, OverflowError)) as expected:

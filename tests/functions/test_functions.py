@@ -150,8 +150,9 @@ def test_rows_are_sorted_as_spark_sorts(backend: str) -> None:
 def test_null_keys_fail_before_anything_or_are_dropped(backend: str) -> None:
     table = pa.table({"user": ["a", None], "amount": [1, 2]})
     with Harness(Total(), str, key="user", backend=backend) as harness:
-        with pytest.raises(sb.SerializationTypeError, match=r"1 of 2 rows.*\[SERIALIZATION\.NULL_KEY\]"):
+        with pytest.raises(sb.SerializationTypeError, match="1 of 2 rows") as caught:
             harness.process_batch(table)
+        assert caught.value.code == "SERIALIZATION.NULL_KEY"
     with Harness(Total(), str, key="user", backend=backend, null_keys="drop") as harness:
         assert harness.process_batch(table) == [("a", 1)]
 

@@ -106,9 +106,7 @@ class UsualTest(sb.KeyedProcessFunction):
 
 
 @pytest.mark.parametrize("batches", [1, 20, 100])
-def test_the_usual_test_of_lateness_drops_late_rows_and_no_others(
-    backend: str, batches: int, rng: random.Random
-) -> None:
+def test_the_usual_test_of_lateness_drops_late_rows(backend: str, batches: int, rng: random.Random) -> None:
     events = day(rng, 200, ordered_by_user=False)
     for delay in (DELAY, DELAY // 20):
         late, newest = set(), None

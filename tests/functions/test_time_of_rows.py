@@ -509,9 +509,7 @@ def test_the_harness_lets_time_pass(backend: str) -> None:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_in_a_harness_the_watermark_follows_the_clock_while_rows_stay_away(
-    backend: str, restarts: bool
-) -> None:
+def test_in_a_harness_the_watermark_follows_the_clock_without_rows(backend: str, restarts: bool) -> None:
     """As in a query: when rows with a time last came, outlives a restart, and a late row counts as one."""
     clock, idle = ManualClock(1000), EventTime("at", delay=10, late="drop", idle_after=500)
     with Harness(Looking(), int, key="k", event_time=idle, clock=clock, backend=backend) as harness:

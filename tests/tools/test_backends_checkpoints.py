@@ -19,9 +19,7 @@ pytestmark = pytest.mark.usefixtures("no_fsync")
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("key_type", KEY_TYPES.values(), ids=KEY_TYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_copies_hold_what_the_backend_holds(
-    tmp_path: Path, backend: str, key_type: Any, rng: random.Random
-) -> None:
+def test_copies_hold_what_it_holds(tmp_path: Path, backend: str, key_type: Any, rng: random.Random) -> None:
     root = tmp_path / "state"
     with (
         create(backend, key_type) as keyed,

@@ -21,9 +21,7 @@ def restored(backend: str, key_type: Any, path: Path, **options: Any) -> Any:
 
 @pytest.mark.parametrize("piece", [2, 1 << 20])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_are_written_in_order(
-    tmp_path: Path, backend: str, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_in_order(tmp_path: Path, backend: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_PIECE_ROWS", piece)
     table = pa.table(
         {

@@ -172,9 +172,7 @@ def test_the_original_is_left_as_it_was(made_for: Any, root: Path, target: Path,
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
 
-def test_rows_that_are_a_history_of_their_own_stay_in_order(
-    store: CheckpointStore, root: Path, target: Path
-) -> None:
+def test_rows_that_are_a_history_stay_in_order(store: CheckpointStore, root: Path, target: Path) -> None:
     """A state that nobody asked for is written as it was read: its changes one after the other."""
     ops = [Op.PUT, Op.REMOVE, Op.PUT, Op.REMOVE, Op.PUT, Op.APPEND]
     lists = pa.record_batch(
@@ -240,9 +238,7 @@ def test_what_cannot_be_rescaled(store: CheckpointStore, root: Path, target: Pat
 
 
 @pytest.mark.parametrize("name", [*KINDS, "offsets", "rules"])
-def test_a_state_is_dropped_and_the_others_stay(
-    made_for: Any, root: Path, target: Path, rng: random.Random, name: str
-) -> None:
+def test_one_state_is_dropped(made_for: Any, root: Path, target: Path, rng: random.Random, name: str) -> None:
     original, models = write_history(made_for("bigint"), rng, "bigint")
     copy = sb.tools.drop_state(root, name, target=target)
     models.pop(name, None)
@@ -274,7 +270,7 @@ def test_the_last_state_is_dropped(store: CheckpointStore, root: Path, target: P
     assert (copy.id, copy.files, copy.snapshots[0].states) == (3, {}, ())
 
 
-def test_damage_of_the_original_is_found_and_nothing_is_left(
+def test_damage_is_found_and_nothing_left(
     made_for: Any, root: Path, target: Path, rng: random.Random
 ) -> None:
     original, _ = write_history(made_for("bigint"), rng, "bigint")

@@ -221,7 +221,7 @@ def test_no_code_of_the_user_runs(root: Path, target: Path, monkeypatch: pytest.
     assert pq.read_table(target / "operator" / "u").schema.field("value").type == pa.binary()
 
 
-def test_a_slice_at_a_time_is_in_memory(
+def test_a_slice_is_in_memory(
     root: Path, target: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history(root, "heap", int, rng, parallelism=1)

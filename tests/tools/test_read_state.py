@@ -119,7 +119,7 @@ def test_nulls_within_composite_keys_are_told_apart() -> None:
     ],
     ids=["numbers", "texts", "bytes", "windows", "tuples", "mixed"],
 )
-def test_namespaces_are_readable(
+def test_shown_namespaces(
     store: CheckpointStore, root: Path, namespaces: list[Any], wanted: pa.Array
 ) -> None:
     count = len(namespaces)
@@ -239,7 +239,7 @@ def test_only_what_is_needed_is_read_and_damage_is_found(store: CheckpointStore,
         ("map", {"key": [1, 2], "value": [1, 2], "op": pa.array([0, 1], pa.uint8())}),
     ],
 )
-def test_files_that_are_not_as_described_are_refused(
+def test_files_not_as_described(
     store: CheckpointStore, root: Path, kind: str, columns: dict[str, Any]
 ) -> None:
     rows = pa.record_batch(columns)

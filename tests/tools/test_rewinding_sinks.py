@@ -63,9 +63,7 @@ def test_a_store_that_was_begun_anew_begins_with_its_restart(tmp_path: Path) -> 
     assert published(out) == [0, 1], "another stream's"
 
 
-def test_a_damaged_checkpoint_in_between_is_gone_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_checkpoint_is_gone_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state, out = tmp_path / "state", tmp_path / "out"
     run(state, out, range(4), retain=5)
     original, asked = Checkpoint.verify, []

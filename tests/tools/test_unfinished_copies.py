@@ -150,9 +150,7 @@ def test_a_savepoint_in_a_folder_with_files_of_an_unfinished_one_is_refused(tmp_
     assert caught.value.hint == "remove the folder, or give another one"
 
 
-def test_an_interrupted_copy_leaves_nothing(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_leaves_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while a file is copied."""
 
     def interrupted(*_: object) -> None:
