@@ -18,7 +18,6 @@ from statebackend.errors import CorruptCheckpointError, StateBackendError
 
 @pytest.fixture
 def three(root: Path) -> Path:
-    """A store with three checkpoints, each of a base and a delta of its own."""
     store = CheckpointStore(root, retain=3).open_for_writing(query="q", key_type=int, max_parallelism=128)
     for checkpoint_id in range(3):
         base = write(store.begin_snapshot(checkpoint_id), b"base %d " % checkpoint_id * 50, "base")

@@ -156,7 +156,6 @@ def test_a_paced_file_is_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_chain_with_merges_restores_at_any_parallelism(
     tmp_path: Path, backend: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All kinds of state and timers."""
     monkeypatch.setattr(chain, "FAN", 2)
     merged = 0
     with create(backend, str) as keyed, open_store(tmp_path, str) as store:

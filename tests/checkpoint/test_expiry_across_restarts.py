@@ -104,7 +104,6 @@ class Story:
         write(state, key)
 
     def seen(self, keyed: Any, state: Any, now: int) -> set[int]:
-        """The keys, of those with numbers below 10, whose values are read at a time."""
         self.clock.set(now)
         keys = set()
         for key, namespace in ((1, "a"), (2, "b"), (3, sb.VOID), (4, sb.VOID), (5, "a"), (6, sb.VOID)):
@@ -117,7 +116,6 @@ class Story:
         return keys
 
     def again(self, keyed: Any, number: int) -> Any:
-        """A further checkpoint, committed."""
         taken = keyed.snapshot(number, self.store).result()
         return self.store.commit(number, [taken], now=self.clock.now())
 

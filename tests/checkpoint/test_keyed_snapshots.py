@@ -491,7 +491,6 @@ def test_changes_that_no_delta_will_have_are_not_kept(
 def test_batches_are_bounded_whatever_is_long_and_restore_to_memory(
     tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a base and of changes. Keys that stand in the row of each entry, and elements of lists, count like values."""
     limit = 1 << 16
     monkeypatch.setattr(compiled_backend, "BATCH_BYTES", limit)
     monkeypatch.setattr(compiled_backend, "BATCH_ROWS", 64)

@@ -24,8 +24,6 @@ GROUPS = 256
 
 
 class Ranges:
-    """The subtasks of a job, of which each names its files again until it writes one."""
-
     def __init__(self, store: CheckpointStore, parallelism: int) -> None:
         self.store = store
         self.parallelism = parallelism

@@ -22,7 +22,6 @@ NAMESPACES: list[Any] = [sb.VOID, sb.VOID, "text", TimeWindow(0, 60)]
 
 
 def change(keyed: Any, rng: random.Random, keys: list[Any], spaces: list[Any], changes: int) -> None:
-    """Register, delete and fire, again and again at the same times."""
     for _ in range(changes):
         keyed.set_current_key(rng.choice(keys))
         keyed.set_current_namespace(rng.choice(spaces))
@@ -35,7 +34,6 @@ def change(keyed: Any, rng: random.Random, keys: list[Any], spaces: list[Any], c
 
 
 def fired(keyed: Any) -> list[Any]:
-    """All timers in the order in which they fire, and none is left."""
     found = []
     for domain in ("event", "processing"):
         assert keyed.timers.count(domain) == sum(row.domain == domain for row in keyed.timers.rows())

@@ -499,9 +499,9 @@ def test_a_first_writer_goes_on_before_every_call_of_the_second_opening() -> Non
             number: int,
             name: str,
             at: int = at,
-            first: CheckpointStore = first,
-            told: Told = told,
-            committed: list[bool] = committed,
+            first: Any = first,
+            told: Any = told,
+            committed: Any = committed,
         ) -> None:
             if number == at:
                 try:
@@ -533,12 +533,7 @@ def test_openers_that_race_for_an_epoch() -> None:
         told = Told()
 
         def plan(
-            number: int,
-            name: str,
-            at: int = at,
-            disk: Disk = disk,
-            last: list[CheckpointStore] = last,
-            told: Told = told,
+            number: int, name: str, at: int = at, disk: Any = disk, last: Any = last, told: Any = told
         ) -> None:
             if number == at:
                 for checkpoint_id in range(3):

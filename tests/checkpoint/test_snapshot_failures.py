@@ -226,8 +226,6 @@ def test_states_that_nobody_asked_for_are_sorted_by_the_writing_thread(
 
 
 class Host:
-    """A process with state, as far as the store is concerned: all that it has of it comes in pickles."""
-
     def __init__(self, backend: str, restore: Any = ()) -> None:
         factory = sb.create_backend(backend)
         self.keyed = factory.create_keyed_backend("bigint", max_parallelism=8, restore=restore)

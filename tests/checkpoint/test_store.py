@@ -79,12 +79,7 @@ def test_the_layout_is_as_documented(store: CheckpointStore, root: Path) -> None
     }
     assert json.loads((root / "metadata.json").read_text())["query"] == "q"
     takeover = json.loads((root / "checkpoints/1.json").read_text())
-    assert (takeover["format"], takeover["kind"], takeover["sequence"], takeover["epoch"]) == (
-        2,
-        "takeover",
-        1,
-        1,
-    )
+    assert [takeover[name] for name in ("format", "kind", "sequence", "epoch")] == [2, "takeover", 1, 1]
     commit_of_3 = json.loads((root / "checkpoints/2.json").read_text())
     assert (commit_of_3["kind"], commit_of_3["sequence"], commit_of_3["id"]) == ("commit", 2, 3)
     assert commit_of_3["log"]["kept"] == [[3, 2, 1]]
@@ -189,9 +184,7 @@ def test_a_writer_that_is_fenced_in_the_middle_of_a_commit_is_told_so(
     sync_folder = store._files.sync_folder
 
     def fenced_before(folder: str) -> None:
-        CheckpointStore(
-            root
-        ).open_for_writing()  # which removes the folder, as no checkpoint names a file in it
+        CheckpointStore(root).open_for_writing()  # which removes a folder that no checkpoint names
         sync_folder(folder)
 
     monkeypatch.setattr(store._files, "sync_folder", fenced_before)
@@ -275,14 +268,10 @@ def test_what_is_no_snapshot_is_refused(store: CheckpointStore, snapshots: list,
     commit(store, 0)  # the store goes on
 
 
-def test_progress_that_json_cannot_hold_is_refused(store: CheckpointStore) -> None:
+def test_bad_arguments_are_refused(store: CheckpointStore, root: Path) -> None:
     for value, message in ((object(), "Object of type object"), (float("nan"), "Out of range float")):
         with pytest.raises(UsageError, match=f"must be JSON-able: {message}"):
             store.commit(0, progress={"x": value})
-    commit(store, 0)  # the store goes on
-
-
-def test_bad_arguments_are_refused(store: CheckpointStore, root: Path) -> None:
     for retain in (0, -1, True, "2"):
         with pytest.raises(UsageError, match="retain is the number"):
             CheckpointStore(root, retain=retain)  # type: ignore[arg-type]
@@ -290,15 +279,15 @@ def test_bad_arguments_are_refused(store: CheckpointStore, root: Path) -> None:
         store.begin_snapshot(0).create("bases")
     with pytest.raises(UsageError, match=r"does not lie in data/<epoch>/"):
         store.begin_snapshot(0).create("base", suffix="/../x")
-    with pytest.raises(UsageError, match="the checkpoint id is not an integer"):
-        store.commit(-1)
-    with pytest.raises(UsageError, match="the checkpoint id is not an integer"):
-        store.commit(True)
+    for wrong in (-1, True):
+        with pytest.raises(UsageError, match="the checkpoint id is not an integer"):
+            store.commit(wrong)
     with pytest.raises(UsageError, match="opened by its id"):
         store.open("1")  # type: ignore[arg-type]
     for uri in ("", b"/x", "ftp://bucket/x", "file://host/x"):
         with pytest.raises(UsageError):
             CheckpointStore(uri)  # type: ignore[arg-type]
+    commit(store, 0)  # the store goes on
 
 
 def test_a_store_that_is_not_open_for_writing_says_so(store: CheckpointStore) -> None:
@@ -355,8 +344,8 @@ def test_an_aborted_snapshot_lets_go_of_what_it_builds_on(root: Path) -> None:
     store = CheckpointStore(root, retain=1).open_for_writing()
     base = commit(store, 0)
     store.begin_snapshot(4)
-    for checkpoint_id in (1, 2):
-        commit(store, checkpoint_id)
+    commit(store, 1)
+    commit(store, 2)
     assert base.name in data_files(root)
     store.abort(4)
     commit(store, 3)
@@ -405,10 +394,9 @@ def test_an_abort_removes_the_files_of_a_snapshot(store: CheckpointStore, root: 
     kept = write(store.begin_snapshot(4))
     store.abort(3)
     assert data_files(root) == {kept.name}
-    with pytest.raises(UsageError, match="given up"):
-        half.write(b"more")
-    with pytest.raises(UsageError, match="given up"):
-        half.finish()
+    for call in (lambda: half.write(b"more"), half.finish):
+        with pytest.raises(UsageError, match="given up"):
+            call()
     with pytest.raises(UsageError, match="has been aborted"):
         writer.create("delta")
     store.abort(3)

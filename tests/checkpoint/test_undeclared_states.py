@@ -22,7 +22,6 @@ def descriptor(name: str) -> sb.ValueStateDescriptor:
 
 
 def stored(folder: Path) -> Checkpoint:
-    """A checkpoint with keyed states, a timer, and operator states."""
     store = sb.CheckpointStore(folder).open_for_writing(key_type=int, max_parallelism=128)
     reference = sb.create_backend("reference")
     with store, reference.create_keyed_backend(int) as keyed:

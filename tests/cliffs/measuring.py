@@ -46,7 +46,6 @@ class Side:
         self.has_begun = False
 
     def run(self, calls: int) -> int:
-        """The time of so many calls."""
         call, first = self.call, self.number
         self.number += calls
         before = time.thread_time_ns()

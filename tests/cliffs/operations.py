@@ -37,13 +37,10 @@ _SYNTAX = ("__iter__", "__getitem__", "__setitem__", "__delitem__", "__contains_
 
 
 def public(interface: type) -> list[str]:
-    """The names that users call, of a class."""
     return [name for name in dir(interface) if not name.startswith("_") or name in _SYNTAX]
 
 
 def at(key: int, call: Callable[[World, Any, int], Any]) -> Call:
-    """A call for one key, which is set before it as for a row."""
-
     def row(world: World, number: int) -> None:
         world.keyed.set_current_key(key)
         call(world, world.state, number)
@@ -52,7 +49,6 @@ def at(key: int, call: Callable[[World, Any, int], Any]) -> Call:
 
 
 def many(call: Callable[[Any, Any, Any, Any], Any]) -> Call:
-    """A call with columns of keys, map keys and values."""
     return lambda world, number: call(world.state, *world.columns)
 
 
@@ -62,7 +58,6 @@ def through(iterable: Any) -> None:
 
 
 def spaces(world: World) -> Any:
-    """Rows in VOID and in two other namespaces."""
     rows = np.arange(world.rows) % 3
     return pa.array(rows, mask=rows == 0)
 
@@ -101,7 +96,6 @@ def _clear_many(world: World, number: int) -> None:
 
 
 def _add_and_clear(world: World, state: Any, number: int) -> None:
-    """Appends, and sometimes clears, so that the list stays short."""
     state.add(world.value)
     if number % 16 == 15:
         state.clear()
@@ -158,10 +152,6 @@ def keyed(call: Callable[[Any, World, int], Any]) -> Call:
     return lambda world, number: call(world.keyed, world, number)
 
 
-def _mark(keyed: Any, world: World, number: int) -> None:
-    keyed.release(keyed.mark())
-
-
 def _rollback(keyed: Any, world: World, number: int) -> None:
     mark = keyed.mark()
     world.fill([COLD])
@@ -194,11 +184,6 @@ def _merge_namespaces(keyed: Any, world: World, number: int) -> None:
     keyed.set_current_namespace(sb.VOID)
 
 
-def _set_current_namespace(keyed: Any, world: World, number: int) -> None:
-    keyed.set_current_namespace(number % 3)
-    keyed.set_current_namespace(sb.VOID)
-
-
 def _snapshot(keyed: Any, world: World, number: int) -> None:
     store = world.opened_store()
     world.fill([COLD])
@@ -206,61 +191,8 @@ def _snapshot(keyed: Any, world: World, number: int) -> None:
     store.commit(number + 1, [pending.result()], now=world.clock.now())
 
 
-def _clear_current_key(keyed: Any, world: World, number: int) -> None:
-    keyed.clear_current_key()
-    keyed.set_current_key(HOT)
-
-
-def _begin_batch(keyed: Any, world: World, number: int) -> None:
-    keyed.begin_batch(world.clock.now())
-    keyed.begin_batch(None)
-
-
-def _set_event_time(keyed: Any, world: World, number: int) -> None:
-    keyed.begin_event_time(number, number + 1)
-    keyed.set_event_time(number)
-
-
 def _get_state(kind: str) -> Call:
-    return keyed(
-        lambda keyed, world, number: getattr(keyed, f"get_{kind}_state")(world.states[kind].descriptor)
-    )
-
-
-def _aborted(keyed: Any, world: World, number: int) -> None:
-    keyed.notify_checkpoint_aborted(10**9 + number)
-
-
-def _complete(keyed: Any, world: World, number: int) -> None:
-    keyed.notify_checkpoint_complete(10**9 + number)
-
-
-def _register(timers: Any, world: World, number: int) -> None:
-    timers.register(2_000_000 + number % 16)
-
-
-def _delete(timers: Any, world: World, number: int) -> None:
-    timers.register(2_000_000 + number % 16)
-    timers.delete(2_000_000 + number % 16)
-
-
-def _due(timers: Any, world: World, number: int) -> None:
-    timers.register(5)
-    through(timers.due(10))
-
-
-def _register_many(timers: Any, world: World, number: int) -> None:
-    timers.register_many([COLD], [2_000_000 + number % 16])
-
-
-def _delete_many(timers: Any, world: World, number: int) -> None:
-    timers.register(2_000_000 + number % 16)
-    timers.delete_many([COLD], [2_000_000 + number % 16])
-
-
-def _take_due(timers: Any, world: World, number: int) -> None:
-    timers.register(5)
-    timers.take_due(10)
+    return keyed(lambda k, w, n: getattr(k, f"get_{kind}_state")(w.states[kind].descriptor))
 
 
 def timers(call: Callable[[Any, World, int], Any]) -> Call:
@@ -335,60 +267,58 @@ OPERATIONS: dict[str, dict[str, Call]] = {
     "aggregating": _ADDING,
     "folding": _ADDING,
     "backend": {
-        "set_current_key": keyed(lambda keyed, world, number: keyed.set_current_key(number % 64)),
-        "each": keyed(lambda keyed, world, number: next(keyed.each([number % 64]))),
-        "clear_current_key": keyed(_clear_current_key),
-        "current_key": keyed(lambda keyed, world, number: keyed.current_key),
-        "set_current_namespace": keyed(_set_current_namespace),
-        "current_namespace": keyed(lambda keyed, world, number: keyed.current_namespace),
-        "key_type": keyed(lambda keyed, world, number: keyed.key_type),
-        "max_parallelism": keyed(lambda keyed, world, number: keyed.max_parallelism),
-        "key_group_range": keyed(lambda keyed, world, number: keyed.key_group_range),
-        "get_state": keyed(lambda keyed, world, number: keyed.get_state(world.state.descriptor)),
+        "set_current_key": keyed(lambda k, w, n: k.set_current_key(n % 64)),
+        "each": keyed(lambda k, w, n: next(k.each([n % 64]))),
+        "clear_current_key": keyed(lambda k, w, n: (k.clear_current_key(), k.set_current_key(HOT))),
+        "current_key": keyed(lambda k, w, n: k.current_key),
+        "set_current_namespace": keyed(
+            lambda k, w, n: [k.set_current_namespace(each) for each in (n % 3, sb.VOID)]
+        ),
+        "current_namespace": keyed(lambda k, w, n: k.current_namespace),
+        "key_type": keyed(lambda k, w, n: k.key_type),
+        "max_parallelism": keyed(lambda k, w, n: k.max_parallelism),
+        "key_group_range": keyed(lambda k, w, n: k.key_group_range),
+        "get_state": keyed(lambda k, w, n: k.get_state(w.state.descriptor)),
         **{f"get_{kind}_state": _get_state(kind) for kind in DESCRIPTORS},
-        "keys": keyed(lambda keyed, world, number: through(keyed.keys("value"))),
-        "keys_of": keyed(lambda keyed, world, number: through(keyed.keys_of(["value", "map"]))),
-        "keys_and_namespaces": keyed(
-            lambda keyed, world, number: through(keyed.keys_and_namespaces("value"))
-        ),
-        "apply_to_all_keys": keyed(
-            lambda keyed, world, number: keyed.apply_to_all_keys(
-                world.state.descriptor, lambda key, state: None
-            )
-        ),
-        "num_entries": keyed(lambda keyed, world, number: keyed.num_entries()),
+        "keys": keyed(lambda k, w, n: through(k.keys("value"))),
+        "keys_of": keyed(lambda k, w, n: through(k.keys_of(["value", "map"]))),
+        "keys_and_namespaces": keyed(lambda k, w, n: through(k.keys_and_namespaces("value"))),
+        "apply_to_all_keys": keyed(lambda k, w, n: k.apply_to_all_keys(w.state.descriptor, lambda *_: None)),
+        "num_entries": keyed(lambda k, w, n: k.num_entries()),
         "clear_key": keyed(_clear_key),
         "merge_namespaces": keyed(_merge_namespaces),
-        "begin_batch": keyed(_begin_batch),
-        "begin_event_time": keyed(_set_event_time),
-        "set_event_time": keyed(_set_event_time),
-        "has_timers": keyed(lambda keyed, world, number: keyed.has_timers),
-        "timers": keyed(lambda keyed, world, number: keyed.timers),
-        "advance": keyed(lambda keyed, world, number: keyed.advance()),
-        "mark": keyed(_mark),
-        "release": keyed(_mark),
+        "begin_batch": keyed(lambda k, w, n: (k.begin_batch(w.clock.now()), k.begin_batch(None))),
+        "begin_event_time": keyed(lambda k, w, n: (k.begin_event_time(n, n + 1), k.set_event_time(n))),
+        "set_event_time": keyed(lambda k, w, n: (k.begin_event_time(n, n + 1), k.set_event_time(n))),
+        "has_timers": keyed(lambda k, w, n: k.has_timers),
+        "timers": keyed(lambda k, w, n: k.timers),
+        "advance": keyed(lambda k, w, n: k.advance()),
+        "mark": keyed(lambda k, w, n: k.release(k.mark())),
+        "release": keyed(lambda k, w, n: k.release(k.mark())),
         "rollback": keyed(_rollback),
         "count_changes": keyed(_count_changes),
         "snapshot": keyed(_snapshot),
-        "savepoint": keyed(lambda keyed, world, number: keyed.savepoint(str(world.folder(number)))),
-        "notify_checkpoint_complete": keyed(_complete),
-        "notify_checkpoint_aborted": keyed(_aborted),
-        "undeclared_states": keyed(lambda keyed, world, number: keyed.undeclared_states()),
-        "metrics": keyed(lambda keyed, world, number: keyed.metrics()),
-        "counts": keyed(lambda keyed, world, number: keyed.counts()),
+        "savepoint": keyed(lambda k, w, n: k.savepoint(str(w.folder(n)))),
+        "notify_checkpoint_complete": keyed(lambda k, w, n: k.notify_checkpoint_complete(10**9 + n)),
+        "notify_checkpoint_aborted": keyed(lambda k, w, n: k.notify_checkpoint_aborted(10**9 + n)),
+        "undeclared_states": keyed(lambda k, w, n: k.undeclared_states()),
+        "metrics": keyed(lambda k, w, n: k.metrics()),
+        "counts": keyed(lambda k, w, n: k.counts()),
     },
     "timers": {
-        "register": timers(_register),
-        "delete": timers(_delete),
-        "pending": timers(lambda timers, world, number: timers.pending()),
-        "due": timers(_due),
-        "register_many": timers(_register_many),
-        "delete_many": timers(_delete_many),
-        "take_due": timers(_take_due),
-        "next_due": timers(lambda timers, world, number: timers.next_due()),
-        "count": timers(lambda timers, world, number: timers.count()),
-        "fired": timers(lambda timers, world, number: timers.fired),
-        "rows": timers(lambda timers, world, number: timers.rows()),
+        "register": timers(lambda t, w, n: t.register(2_000_000 + n % 16)),
+        "delete": timers(lambda t, w, n: (t.register(at := 2_000_000 + n % 16), t.delete(at))),
+        "pending": timers(lambda t, w, n: t.pending()),
+        "due": timers(lambda t, w, n: (t.register(5), through(t.due(10)))),
+        "register_many": timers(lambda t, w, n: t.register_many([COLD], [2_000_000 + n % 16])),
+        "delete_many": timers(
+            lambda t, w, n: (t.register(at := 2_000_000 + n % 16), t.delete_many([COLD], [at]))
+        ),
+        "take_due": timers(lambda t, w, n: (t.register(5), t.take_due(10))),
+        "next_due": timers(lambda t, w, n: t.next_due()),
+        "count": timers(lambda t, w, n: t.count()),
+        "fired": timers(lambda t, w, n: t.fired),
+        "rows": timers(lambda t, w, n: t.rows()),
         "load": timers(_load),
     },
     "factory": {

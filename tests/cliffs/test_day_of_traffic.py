@@ -35,8 +35,6 @@ def append(path: Any, step: Any) -> Any:
 
 
 class Spread(sb.AggregateFunction):
-    """The smallest and the largest of what was added."""
-
     result_type = "bigint"
 
     def create_accumulator(self) -> Any:
@@ -70,7 +68,6 @@ def thing(rng: random.Random) -> list[int]:
 
 
 def descriptors() -> list[tuple[Any, Callable[[random.Random], Any]]]:
-    """States of all kinds, and what makes their values."""
     ttl = sb.StateTtlConfig
     return [
         (sb.ValueStateDescriptor("value", int), number),
@@ -102,8 +99,6 @@ MERGED = ("sum", "list", "spread", "objects")
 
 
 class Side:
-    """One of the two backends."""
-
     def __init__(self, name: str, clock: ManualClock, **options: Any) -> None:
         factory = sb.create_backend(name, **({"threads": 1} if name == "heap" else {}))
         self.keyed: Any = factory.create_keyed_backend(int, max_parallelism=16, clock=clock, **options)
@@ -111,7 +106,6 @@ class Side:
         self.marks: list[Any] = []
 
     def contents(self) -> dict[Any, str]:
-        """All that can be seen, by state, key and namespace."""
         found: dict[Any, str] = {}
         for name, state in self.states.items():
 
@@ -145,7 +139,6 @@ class Day:
         self.views: list[tuple[int, Any]] = []
 
     def both(self, call: Callable[[Side], Any]) -> None:
-        """The same call; what it gives is the same."""
         found, expected = call(self.heap), call(self.reference)
         assert found == expected, "the backends differ"
 
@@ -276,7 +269,6 @@ class Day:
         self.both(call)
 
     def burst(self) -> None:
-        """Keys that come and go."""
         keys = list(range(10_000, 10_000 + self.rng.randrange(100, 400)))
 
         def call(side: Side) -> None:
@@ -290,7 +282,6 @@ class Day:
         self.both(call)
 
     def drop_windows(self) -> None:
-        """Namespaces go, as windows do that have been given out."""
         newest = sb.TimeWindow(self.minutes // 5, self.minutes // 5 + 1)
 
         def call(side: Side) -> None:
@@ -324,7 +315,6 @@ class Day:
                 self.batch(depth + 1)
 
     def batch(self, depth: int = 0) -> None:
-        """Under a mark: all of it, or nothing."""
         self.both(lambda side: side.marks.append(side.keyed.mark()))
         self.work(depth)
         if self.rng.random() < 0.2:
@@ -342,7 +332,6 @@ class Day:
         self.settle(self.minutes)
 
     def settle(self, until: int) -> None:
-        """Ends the snapshots whose time has come, in any order."""
         while self.pending and self.pending[0][0] <= until:
             _, number, taken = self.pending.pop(0)
             if self.rng.random() < 0.2:
@@ -369,7 +358,6 @@ class Day:
         self.checkpoint()
 
     def restart(self) -> None:
-        """Everything anew, from a checkpoint."""
         self.settle(1 << 60)
         taken = self.heap.keyed.snapshot(self.checkpoints, self.store)
         committed = self.store.commit(self.checkpoints, [taken.result()], now=self.clock.now())
@@ -398,7 +386,6 @@ class Day:
 
 
 def resident() -> int:
-    """The bytes of memory that the process has, where the system says it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -57,8 +57,6 @@ def test_the_docs_state_the_cost() -> None:
 
 
 class Pair:
-    """The same world at both sizes."""
-
     def __init__(self, kind: str, grown: Growth, values: str, time: str) -> None:
         self.kind, self.grown, self.values, self.time = kind, grown, values, time
         self.sizes = (grown.small, grown.large)
@@ -117,7 +115,6 @@ class Pair:
 
 
 def limit(cell: Cell) -> float:
-    """How many times as much a call may cost at the large size."""
     return DOCUMENTED[cell].bound if cell in DOCUMENTED else LIMIT
 
 
@@ -128,7 +125,6 @@ def variants(kind: str, grown: Growth) -> list[tuple[str, str]]:
 
 
 def methods(kind: str, grown: Growth) -> list[str]:
-    """Those that have a limit."""
     names = [name for name in OPERATIONS[kind] if math.isfinite(limit((kind, name, grown.name)))]
     return [name for name in names if name.endswith("_many")] if grown is ROWS else names
 

@@ -32,7 +32,6 @@ Never = sb.StateTtlConfig.StateVisibility.NeverReturnExpired
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., Any]]:
-    """Keyed backends of integers, closed in the end."""
     made = []
 
     def backend(**options: Any) -> Any:
@@ -203,8 +202,6 @@ def test_snapshots_that_overlap_hold_what_they_show_and_no_more(make: Make, is_c
 
 
 class Profile:
-    """An object of a user, a large one."""
-
     alive: weakref.WeakSet[Profile] = weakref.WeakSet()
 
     def __init__(self, number: int) -> None:
@@ -255,7 +252,6 @@ def test_one_value_updated_all_through_a_batch_is_journalled_once(
 
 
 def aged_map(make: Make, live: int, expired: int, live_first: bool, **options: Any) -> Any:
-    """A map of the current key that nothing has cleaned up."""
     clock = ManualClock(0)
     keyed = make(clock=clock)
     ttl = sb.StateTtlConfig(1_000, cleanup_in_background=False, **options)
@@ -579,7 +575,6 @@ def test_restoring_a_row_in_a_namespace_of_its_own_takes_little_longer_than_one_
 
 
 def declared(keyed: Any, count: int, filled: int) -> list[Any]:
-    """So many states, of which the first few have a row."""
     states = [keyed.get_state(sb.ValueStateDescriptor(f"s{number}", int)) for number in range(count)]
     keyed.set_current_key(1)
     for state in states[:filled]:

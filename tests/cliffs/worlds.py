@@ -27,8 +27,6 @@ def _latest(old: Any, new: Any) -> Any:
 
 
 class Values(NamedTuple):
-    """A type of values, and one value."""
-
     declared: Any
     value: Any
 
@@ -123,7 +121,6 @@ class World:
     # --- what it is filled with ---
 
     def write(self, state: Any, number: int) -> None:
-        """One piece of state for the current key."""
         kind = state.descriptor.kind
         if kind == "value":
             state.update(self.value)
@@ -133,7 +130,6 @@ class World:
             state.add(self.value)
 
     def fill(self, keys: Any, pieces: int = 1, first: int = 0) -> None:
-        """Something for each key in each state."""
         for key in keys:
             self.keyed.set_current_key(key)
             for state in self.states.values():
@@ -144,20 +140,17 @@ class World:
                     self.write(state, 0)
 
     def touch(self, number: int) -> None:
-        """A write of one of the keys that are there. Lists stay short."""
         self.fill([number % len(KEYS)])
         if "list" in self.states and number // len(KEYS) % 8 == 7:
             self.states["list"].update([self.value] * 4)
 
     def settle(self) -> None:
-        """Ordinary calls, in which what is no longer needed is reclaimed."""
         for _ in range(20_000):
             self.keyed.set_current_key(COLD)
             for state in self.states.values():
                 state.exists()
 
     def base(self) -> None:
-        """What is there in every world, from a moment before now."""
         self.clock.set(TTL - 1)
         self.fill(KEYS, 4)
         self.clock.set(TTL)
@@ -167,7 +160,6 @@ class World:
 
     @property
     def columns(self) -> tuple[Any, Any, Any]:
-        """Keys, map keys and values of a batch."""
         if self.rows not in self._columns:
             keys = np.arange(self.rows) % len(KEYS)
             values = [self.value] * self.rows
@@ -200,7 +192,6 @@ class World:
         return Path(self._folder.name) / f"savepoint-{number}"
 
     def checkpoint(self) -> Any:
-        """A checkpoint of the world as it is, to restore from; taken once."""
         if self._checkpoint is None:
             taken = self.keyed.snapshot(0, self.opened_store(), incremental=False).result()
             self._checkpoint = self.store.commit(0, [taken], now=self.clock.now())
@@ -255,7 +246,6 @@ def _marks_gone(world: World, count: int) -> None:
 
 
 def _snapshots_gone(world: World, count: int) -> None:
-    """Each lives while the next is taken."""
     world.base()
     for number in range(count):
         view = world.keyed.core.snapshot()
@@ -392,5 +382,4 @@ GROWTHS = [
 
 
 def without_fsync(monkeypatch: Any) -> None:
-    """Files do not wait for the disk."""
     monkeypatch.setattr(PosixCalls, "sync", lambda self, descriptor: None)

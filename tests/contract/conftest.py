@@ -37,13 +37,11 @@ def backend_params() -> list[Any]:
 
 @pytest.fixture(params=backend_params())
 def backend(request: pytest.FixtureRequest) -> sb.StateBackend:
-    """The factory of the backend under test."""
     return sb.create_backend(request.param)
 
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """The clock of `make_keyed` and `keyed`."""
     return ManualClock(1_000)
 
 

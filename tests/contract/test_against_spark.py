@@ -60,7 +60,6 @@ def spark_results(spark: Any, name: str, spark_type: str) -> list[Any]:
 
 
 def plain(value: Any) -> Any:
-    """Spark's rows as tuples, its bytearrays as bytes."""
     if isinstance(value, tuple):
         return tuple(map(plain, value))
     return bytes(value) if isinstance(value, bytearray) else value

@@ -43,7 +43,6 @@ VECTORISED: dict[str, list[tuple[Any, ...]]] = {
 
 
 def refuse(state: Any, calls: list[Any], error: type[Exception], match: Any = None, **options: Any) -> None:
-    """Each of the calls raises the error."""
     for name, *arguments in calls:
         with pytest.raises(error, match=match):
             getattr(state, name)(*arguments, **options)
@@ -100,13 +99,6 @@ def test_everything_raises_after_close(make_keyed: MakeKeyed, kind: Kind) -> Non
             use()
 
 
-def test_a_backend_is_a_context_manager(backend: sb.StateBackend) -> None:
-    with backend.create_keyed_backend(int) as keyed:
-        keyed.set_current_key(1)
-    with pytest.raises(sb.ClosedError):
-        keyed.set_current_key(1)
-
-
 def test_factories_are_picklable_and_keyed_backends_independent(backend: sb.StateBackend) -> None:
     again = pickle.loads(pickle.dumps(backend))
     assert type(again) is type(backend)
@@ -115,6 +107,9 @@ def test_factories_are_picklable_and_keyed_backends_independent(backend: sb.Stat
             keyed.set_current_key(1)
             keyed.get_value_state(sb.ValueStateDescriptor("s", int)).update(number)
         assert one.get_value_state(sb.ValueStateDescriptor("s", int)).value() == 0
+    for keyed in (one, two):
+        with pytest.raises(sb.ClosedError):
+            keyed.set_current_key(1)
 
 
 def test_key_groups(make_keyed: MakeKeyed) -> None:
@@ -257,8 +252,6 @@ def test_advance_takes_a_number_of_steps(keyed: Keyed, budget: Any) -> None:
 
 
 class Telling:
-    """A clock that answers what it was given."""
-
     def __init__(self, answer: Any) -> None:
         self.answer = answer
 

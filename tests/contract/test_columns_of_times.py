@@ -94,7 +94,6 @@ def test_parts_of_a_millisecond_are_cut_off(make_keyed: MakeKeyed) -> None:
 
 
 def call_all(state: Any, **columns: Any) -> list[Any]:
-    """Each vectorised method of a state, with columns of two rows."""
     kind = state.descriptor.kind
     calls = [lambda: state.clear_many([1, 2], **columns), lambda: state.exists_many([1, 2], **columns)]
     if kind == "map":

@@ -43,8 +43,6 @@ DESCRIPTORS: dict[str, Callable[[], Any]] = {
 
 
 class Row(NamedTuple):
-    """A call, in a namespace of a key, at a time."""
-
     time: int
     key: int
     namespace: Any
@@ -339,7 +337,6 @@ class Run:
         return committed
 
     def restart(self, checkpoint: sb.Checkpoint) -> None:
-        """Go on from a checkpoint of this moment."""
         self.keyed.close()
         self.keyed = self.make_keyed("bigint", restore=checkpoint)
         self.state = self.keyed.get_state(self.descriptor)

@@ -57,6 +57,10 @@ def test_counts(filled: Keyed) -> None:
     counts = filled.get_map_state(sb.MapStateDescriptor("m", str, int))
     counts.put_all({"x": 1, "y": 2})
     assert filled.num_entries("m") == 1
+    metrics = filled.metrics()
+    assert metrics["entries"] == 8
+    assert metrics["states"]["a"]["entries"] == 5
+    assert metrics["states"]["b"]["kind"] == "list"
 
 
 def test_enumeration_needs_no_current_key(make_keyed: MakeKeyed) -> None:
@@ -80,9 +84,6 @@ def test_enumeration_needs_no_current_key(make_keyed: MakeKeyed) -> None:
 def test_an_unknown_name_raises(filled: Keyed, call: Any) -> None:
     with pytest.raises(sb.UsageError, match="'c'.*'a', 'b'"):
         call(filled)
-
-
-def test_one_name_where_several_are_taken(filled: Keyed) -> None:
     with pytest.raises(sb.UsageError, match="several"):
         filled.keys_of("ab")
 
@@ -181,13 +182,6 @@ def test_clear_key_removes_all_states_in_all_namespaces(keyed: Keyed, kind: Kind
     keyed.clear_key()
     kind.write(states[0], 5)
     assert kind.read(states[0]) == 5
-
-
-def test_metrics_count_entries(filled: Keyed) -> None:
-    metrics = filled.metrics()
-    assert metrics["entries"] == 7
-    assert metrics["states"]["a"]["entries"] == 5
-    assert metrics["states"]["b"]["kind"] == "list"
 
 
 NAMESPACES = [
@@ -416,7 +410,6 @@ def test_only_an_open_mark_of_its_own_counts(keyed: Keyed) -> None:
 
 
 def test_counts_are_those_of_a_model_whatever_is_done(keyed: Keyed, rng: random.Random) -> None:
-    """Over namespaces, failed calls that are undone, and rollbacks."""
     state = states(keyed)
     model: dict[Any, Any] = {}
     for _ in range(40):

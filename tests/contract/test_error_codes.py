@@ -40,8 +40,6 @@ class Handles:
 
 
 class Short(sb.serializers.Serializer):
-    """Promises eight bytes and writes one."""
-
     fixed_width = 8
 
     def serialize(self, value: Any) -> bytes:

@@ -110,7 +110,6 @@ def test_an_interrupted_call_is_complete_or_undone(call: str) -> None:
 
 
 def restore(keyed: Any, before: list[Any]) -> None:
-    """Bring back by single calls what the interrupted call may have changed."""
     keyed.set_current_key(1)
     entries, elements, values, _, _ = before
     keyed.get_state(MAP).clear()

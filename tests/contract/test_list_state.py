@@ -88,7 +88,6 @@ def test_any_iterable_will_do(state: KeyedListState) -> None:
 
 @pytest.mark.parametrize("method", ["add_all", "update"])
 def test_wrong_columns_are_refused(keyed: Keyed, method: str) -> None:
-    """`test_type_matrix` has right ones."""
     pairs = keyed.get_list_state(sb.ListStateDescriptor("pairs", tuple[int, str]))
     getattr(pairs, method)(pa.array([{"x": 1, "y": "a"}, {"x": 2, "y": None}]))
     for wrong in (

@@ -251,7 +251,6 @@ def test_restoring_at_another_parallelism(backend: sb.StateBackend) -> None:
 def test_lists_return_to_any_mark_after_any_use(
     operator: sb.OperatorStateBackend, rng: random.Random
 ) -> None:
-    """Random changes, marks, rollbacks and views, beside plain lists."""
     state = operator.get_list_state(numbers())
     expected: list[int] = []
     marks: list[tuple[Mark, list[int]]] = []

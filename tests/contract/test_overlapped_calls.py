@@ -25,8 +25,6 @@ KEYS, SPACES = (1, 2, 3, 77), (sb.VOID, "w", "z")
 
 
 class Fuse:
-    """Runs something once, where it is lit."""
-
     def __init__(self) -> None:
         self.then: Callable[[], Any] | None = None
 
@@ -41,8 +39,6 @@ FUSE = Fuse()
 
 
 class Box:
-    """An object that only its serializer knows."""
-
     def __init__(self, content: int) -> None:
         self.content = content
 
@@ -86,8 +82,6 @@ class Moving:
 
 
 class Steps(Mapping[int, Any]):
-    """A mapping that runs the user's code when it is read."""
-
     def __init__(self, held: dict[int, Any]) -> None:
         self.held = held
 
@@ -345,8 +339,6 @@ def test_a_call_inside_is_refused_or_complete(
 
 
 class Summing:
-    """A reducing state whose function does something, once."""
-
     def __init__(self, backend: sb.StateBackend) -> None:
         self.keyed: Any = backend.create_keyed_backend(int, max_parallelism=16)
         self.fuse = Fuse()

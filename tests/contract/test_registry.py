@@ -15,7 +15,6 @@ REFERENCE = "statebackend.backends.reference:ReferenceBackend"
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is gone after it."""
     monkeypatch.setattr(registry, "_registered", {})
 
 

@@ -212,7 +212,6 @@ class TwoBackends(RuleBasedStateMachine):
         self.same(lambda keyed: self.ordered(name, use(keyed.get_state(STATES[name]))))
 
     def ordered(self, name: str, found: Any) -> Any:
-        """What a map gives, in an order that both have."""
         is_map = name in MAPS and isinstance(found, list)
         return sorted(found, key=repr) if is_map and not self.other.keeps_insertion_order else found
 

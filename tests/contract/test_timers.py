@@ -132,12 +132,8 @@ def test_what_is_registered_while_firing_and_is_due_fires_in_its_turn(keyed: Key
 
 
 def test_the_clock_is_read_when_a_timer_fires(keyed: Keyed, clock: ManualClock) -> None:
-    from statebackend.state.ttl import StateTtlConfig
-
-    descriptor = sb.ValueStateDescriptor("s", int).enable_time_to_live(
-        StateTtlConfig(100, cleanup_in_background=False)
-    )
-    state = keyed.get_value_state(descriptor)
+    ttl = sb.StateTtlConfig(100, cleanup_in_background=False)
+    state = keyed.get_value_state(sb.ValueStateDescriptor("s", int).enable_time_to_live(ttl))
     clock.set(0)
     register(keyed, 1, 10)
     state.update(1)
@@ -273,6 +269,9 @@ def test_a_closed_backend_has_no_timers(make_keyed: MakeKeyed) -> None:
         lambda: timers.count(),
         lambda: timers.next_due(),
         lambda: timers.rows(),
+        lambda: timers.register_many([1], [1]),
+        lambda: timers.delete_many([1], [1]),
+        lambda: timers.take_due(1),
         lambda: next(firing),
     ):
         with pytest.raises(sb.ClosedError):
@@ -315,10 +314,6 @@ def key_samples(kind: Any) -> list[Any]:
     return [(n % 3, None if n % 4 == 0 else f"part {n}") for n in range(20)]
 
 
-def all_timers(keyed: Any) -> list[Any]:
-    return list(keyed.timers.rows())
-
-
 @pytest.mark.parametrize("kind", [int, str, tuple[int, str]], ids=["int", "str", "tuple"])
 def test_columns_do_what_a_loop_does(backend: Any, kind: Any, rng: random.Random) -> None:
     whole, single = (backend.create_keyed_backend(kind, max_parallelism=8) for _ in range(2))
@@ -342,7 +337,7 @@ def test_columns_do_what_a_loop_does(backend: Any, kind: Any, rng: random.Random
             getattr(single.timers, name)(times[at], domain)
         assert whole.current_key == key_samples(kind)[3]
         assert whole.current_namespace == current
-        assert all_timers(whole) == all_timers(single), step
+        assert whole.timers.rows() == single.timers.rows(), step
         if rng.random() < 0.2:
             whole.rollback(mark[0])
             single.rollback(mark[1])
@@ -367,7 +362,7 @@ def test_columns_do_what_a_loop_does(backend: Any, kind: Any, rng: random.Random
             assert list(zip(keys, due.timestamps.to_pylist(), namespaces, strict=True)) == fired
             assert whole.timers.fired - before == len(fired)
             assert whole.current_namespace == current
-            assert all_timers(whole) == all_timers(single)
+            assert whole.timers.rows() == single.timers.rows()
     whole.close()
     single.close()
 
@@ -458,21 +453,8 @@ def test_columns_that_do_not_fit_change_nothing(backend: Any, keys: Any, times: 
         assert [row.key for row in keyed.timers.rows()] == [9]
 
 
-def test_keys_of_other_groups_are_refused_as_a_whole(backend: Any) -> None:
-    with backend.create_keyed_backend(
-        int, max_parallelism=8, key_group_range=sb.KeyGroupRange(0, 3)
-    ) as keyed:
-        with pytest.raises(sb.KeyGroupError):
-            keyed.timers.register_many(list(range(50)), [1] * 50)
-        assert all_timers(keyed) == []
-
-
-def test_a_closed_backend_is_told(backend: Any) -> None:
-    keyed = backend.create_keyed_backend(int, max_parallelism=8)
-    timers = keyed.timers
-    keyed.close()
-    for call in (timers.register_many, timers.delete_many):
-        with pytest.raises(sb.ClosedError):
-            call([1], [1])
-    with pytest.raises(sb.ClosedError):
-        timers.take_due(1)
+def test_keys_of_other_groups_are_refused_as_a_whole(make_keyed: MakeKeyed) -> None:
+    keyed = make_keyed(max_parallelism=8, key_group_range=sb.KeyGroupRange(0, 3))
+    with pytest.raises(sb.KeyGroupError):
+        keyed.timers.register_many(list(range(50)), [1] * 50)
+    assert keyed.timers.rows() == []

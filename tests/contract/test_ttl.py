@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contract.conftest import Keyed, MakeKeyed
-from contract.samples import KINDS, Kind, join
+from contract.samples import KINDS, Kind
 
 import statebackend as sb
 from statebackend.state.ttl import MAX_TIMESTAMP, expiration_timestamp, expired, newest_expired
@@ -238,48 +238,6 @@ def test_the_longest_time_to_live_does_not_overflow(keyed: Keyed, at: At, kind: 
 
 
 @each_kind
-def test_a_write_is_stamped_anew(keyed: Keyed, at: At, kind: Kind) -> None:
-    state = state_of(keyed, kind, state_visibility=Show)
-    for now in (0, TTL):
-        at(now)
-        kind.write(state, "b" if now == 0 else "a")
-    assert kind.read(state) == "a"
-    at(2 * TTL - 1)
-    assert kind.read(state) == "a"
-
-
-def test_an_addition_never_builds_on_what_has_expired(keyed: Keyed, at: At) -> None:
-    descriptor = sb.ReducingStateDescriptor("s", join, str)
-    state = keyed.get_reducing_state(with_ttl(descriptor, state_visibility=Show))
-    for now, expected in ((0, "x"), (TTL - 1, "xx"), (2 * TTL - 2, "xxx"), (3 * TTL - 2, "x")):
-        at(now)
-        state.add("x")
-        assert state.get() == expected
-
-
-def test_an_expired_entry_keeps_no_place(keyed: Keyed, at: At, backend: sb.StateBackend) -> None:
-    state = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("s", str, int), cleanup_in_background=False))
-    for now, key in ((0, "a"), (50, "b"), (60, "c"), (70, "b"), (TTL, "a")):
-        at(now)
-        state[key] = now
-    assert dict(state.items()) == {"a": TTL, "b": 70, "c": 60}
-    assert list(state) == (["b", "c", "a"] if backend.keeps_insertion_order else ["a", "b", "c"])
-
-
-def test_merged_lists_keep_their_timestamps(keyed: Keyed, at: At) -> None:
-    state = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("s", int)))
-    for namespace, now in (("t", 50), ("s", 0)):
-        at(now)
-        keyed.set_current_namespace(namespace)
-        state.add(now)
-    keyed.merge_namespaces(state.descriptor, "t", ["s"])
-    keyed.set_current_namespace("t")
-    assert state.get() == [50, 0]
-    at(TTL)
-    assert state.get() == [50]
-
-
-@each_kind
 @pytest.mark.parametrize("update", [OnWrite, OnRead], ids=lambda each: each.name)
 def test_state_keeps_its_stamp_when_the_clock_is_set_back(
     keyed: Keyed, at: At, kind: Kind, update: Any
@@ -333,26 +291,6 @@ def test_maps_expire_by_entry(keyed: Keyed, at: At) -> None:
     assert keyed.num_entries("s") == 0
 
 
-@pytest.mark.parametrize("cleanup", ["default", "often"])
-def test_what_expires_does_not_disturb_iterators(keyed: Keyed, at: At, cleanup: str) -> None:
-    names = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("list", int), **CLEANUPS[cleanup]))
-    counts = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("map", int, int), **CLEANUPS[cleanup]))
-    for now in (0, 50):
-        at(now)
-        names.add_all([now, now + 1])
-        counts.put_all({now: 1, now + 1: 2})
-    at(TTL)
-    elements, entries = iter(names), iter(counts.items())
-    seen = [next(elements)], [next(entries)]
-    assert 1 not in counts
-    for key in (2, 1):
-        at(TTL, key)
-        names.get()
-        counts.get(7)
-    assert [*seen[0], *elements] == [50, 51]
-    assert [*seen[1], *entries] == [(50, 1), (51, 2)]
-
-
 def test_a_call_reads_the_clock_once(backend: sb.StateBackend) -> None:
     """Though a call goes by the times of its rows: checkpoints have what the clock said last."""
 
@@ -391,26 +329,6 @@ def test_event_time_needs_a_clock_that_is_advanced(backend: sb.StateBackend) -> 
         keyed.get_state(descriptor)
     with backend.create_keyed_backend(int, clock=ManualClock()) as keyed:
         keyed.get_state(descriptor)
-
-
-@pytest.mark.parametrize(
-    ("target_at", "source_at", "expected"), [(0, 50, "s"), (50, 0, "t"), (50, 60, "ts"), (0, 0, None)]
-)
-def test_what_lives_is_merged_and_stamped_with_the_merge(
-    keyed: Keyed, at: At, target_at: int, source_at: int, expected: str | None
-) -> None:
-    state = keyed.get_reducing_state(with_ttl(sb.ReducingStateDescriptor("s", join, str)))
-    for namespace, now in (("t", target_at), ("s", source_at)):
-        at(now)
-        keyed.set_current_namespace(namespace)
-        state.add(namespace)
-    at(120)
-    keyed.merge_namespaces(state.descriptor, "t", ["s", "none"])
-    assert keyed.num_entries() == (expected is not None)
-    keyed.set_current_namespace("t")
-    for now, left in ((120, expected), (120 + TTL - 1, expected), (120 + TTL, None)):
-        at(now)
-        assert state.get() == left
 
 
 @each_kind

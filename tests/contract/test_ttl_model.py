@@ -223,8 +223,6 @@ class Iteration:
 
 
 class Driver:
-    """Does the same to a backend and to the model."""
-
     def __init__(
         self,
         backend: sb.StateBackend,
@@ -301,7 +299,6 @@ class Driver:
             table._check()
 
     def tables(self) -> list[Any]:
-        """Those of the compiled maps, where the backend has some."""
         return list(self.state._tables()) if hasattr(self.keyed, "core") else []
 
     def set_key(self) -> None:
@@ -428,7 +425,6 @@ class Driver:
         return []
 
     def look(self) -> None:
-        """What changes nothing: `exists`, and the keys."""
         there, alive = self.model.parts.get(self.at, []), self.model.alive(self.at, self.now)
         certain = self.model.is_exact or not self.model.shows
         shown = bool(there if self.model.shows else alive)
@@ -532,7 +528,6 @@ class Driver:
         self.set_key()
 
     def write_elsewhere(self) -> None:
-        """What the snapshot must not see."""
         rows = [*self.shape.keys, "other"]
         if self.model.of == "value":
             self.state.clear_many(rows)

@@ -141,8 +141,6 @@ def test_columns_of_keys(make_keyed: MakeKeyed, sort: str, layout: str, rng: ran
 
 
 class Held:
-    """The states of a backend over one type, what they hold, and random changes to both."""
-
     def __init__(self, given: Sample, writer: sb.StateBackend, keyed: Keyed) -> None:
         self.given = given
         self.writer = writer  # what it reads for a snapshot is in its order
@@ -193,7 +191,6 @@ class Held:
                     held[repr(key)] = place
 
     def check(self, keyed: Keyed) -> None:
-        """The states of a backend hold what they should, whichever way they are read."""
         self.open(keyed)
         shown = self.given.shown(self.value.get_many(range(12)))
         assert shown == [self.values.get(number, "None") for number in range(12)]

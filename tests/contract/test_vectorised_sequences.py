@@ -109,8 +109,6 @@ def value_column(values: list[Any], declared: t.Type, rng: random.Random) -> Any
 
 
 class Rows(NamedTuple):
-    """Rows of a call; each row has a key, and perhaps a map key and a value."""
-
     rows: list[tuple[Any, ...]]
     types: list[t.Type]
     #: None: all in the current namespace.
@@ -205,7 +203,6 @@ class Drive:
         return getattr(self.many_state, f"{method}_many")(*columns, **options)
 
     def compare(self, many: str, one: str, given: Rows) -> None:
-        """Results and the state afterwards are the same."""
         expected = self.loop(one, given)
         got = self.columns(many, given)
         if got is not None:

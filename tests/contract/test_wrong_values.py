@@ -23,7 +23,6 @@ OBJECTS += [[value] for value in WRONG] + [(value, value) for value in WRONG]
 
 
 def refusal(call: Callable[[Any], Any], value: Any) -> Any:
-    """What a call raises, or None."""
     try:
         call(value)
     except (sb.SerializationError, OverflowError) as error:

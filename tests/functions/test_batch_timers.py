@@ -15,8 +15,6 @@ SCHEMA = "user bigint, at bigint, total bigint"
 
 
 class Chained(sb.BatchProcessFunction):
-    """Each timer registers the next, until the third; in processing time, in windows."""
-
     def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
         starts = pc.multiply(pc.divide(batch["at"], 100), 100)
         windows = pa.StructArray.from_arrays([starts, pc.add(starts, 100)], ["start", "end"])

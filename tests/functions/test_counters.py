@@ -77,8 +77,6 @@ class Counting(sb.KeyedProcessFunction):
 
 
 class OddKeyed(ReferenceKeyedBackend):
-    """Counts in numbers of other libraries."""
-
     fails = False
 
     def counts(self) -> dict[str, Any]:

@@ -36,8 +36,6 @@ def test_a_failed_batch_leaves_no_trace(backend: str) -> None:
 
 
 class Recorder(sb.KeyedProcessFunction):
-    """Tells what happened to all copies of it."""
-
     log: list[str]
 
     def __init__(self) -> None:

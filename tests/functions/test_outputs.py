@@ -83,8 +83,6 @@ def test_without_a_schema_rows_stay_as_they_are() -> None:
 
 
 class Split(sb.BatchProcessFunction):
-    """Gives what a test tells it to."""
-
     def __init__(self, give: Any) -> None:
         self.give = give
 

@@ -30,8 +30,6 @@ pytestmark = [pytest.mark.usefixtures("either_way"), each_way]
 
 
 class Replay:
-    """What a run over the day gave, and what it left."""
-
     def __init__(self, harness: Harness, rows: list[Any]) -> None:
         #: Rows of different users come in another order, as do their batches.
         self.rows = sorted((tuple(row) for row in rows), key=lambda row: (row[0], row[1]))
@@ -59,7 +57,6 @@ def replay(function: Any, batches: list[list[Event]], timers: str, backend: str,
 
 
 def live(events: list[Event]) -> list[list[Event]]:
-    """Each event when it comes."""
     return [[event] for event in events]
 
 
@@ -95,8 +92,6 @@ def test_windows_and_sessions_are_those_of_the_live_day(
 
 
 class UsualTest(sb.KeyedProcessFunction):
-    """Drops what is late by the usual test."""
-
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
         assert ctx.timestamp is not None
         if ctx.watermark is not None and ctx.timestamp < ctx.watermark:

@@ -284,15 +284,8 @@ def test_a_bar_shows_where_the_time_of_a_batch_went() -> None:
     assert second == "batch 10 [....................] 1 rows in, 2,000 rows/s, state 0 rows"
     pickle.loads(pickle.dumps(sb.spark.progress_bar()))
     for rows in (10_000, 1):
-        on_batch(
-            {
-                "batchId": 1,
-                "numInputRows": rows,
-                "numRowsTotal": rows,
-                "processedRowsPerSecond": 1.0,
-                "durationMs": {"batch": 1.0},
-            }
-        )
+        more = {"processedRowsPerSecond": 1.0, "durationMs": {"batch": 1.0}}
+        on_batch({"batchId": 1, "numInputRows": rows, "numRowsTotal": rows, **more})
     first, second = shown.getvalue().split("\r")[3:]
     assert len(second) == len(first), "a shorter line leaves nothing of the one before"
     assert second.rstrip().endswith("state 1 rows")
@@ -347,9 +340,6 @@ def test_timestamp_names_event_time_in_a_job_without_it(function: Any) -> None:
             with pytest.raises(sb.UsageError, match="ctx.timestamp needs event time.*event_time=") as caught:
                 harness.process_batch([{"user": 1, "n": n, "all": is_broadcast}])
             assert caught.value.code == "USAGE.NO_EVENT_TIME"
-
-
-def test_timestamp_of_a_row_names_event_time_in_a_job_without_it() -> None:
     with Harness(AsksForTime(), int) as harness, pytest.raises(sb.UsageError, match="event_time="):
         harness.process_element(1, {"n": 0})
 

@@ -140,8 +140,6 @@ def test_the_join_of_the_recipes_finds_orders_that_wait_and_have_not_expired(bac
 
 
 class Seen(sb.KeyedProcessFunction):
-    """Tells whether the key is known, and makes it known."""
-
     def open(self, ctx: sb.FunctionContext) -> None:
         self.seen = ctx.get_value_state(in_event_time(sb.ValueStateDescriptor("seen", int), TTL))
 
@@ -181,8 +179,6 @@ def test_while_there_is_no_watermark_nothing_expires(backend: str) -> None:
 
 
 class Ticking(sb.KeyedProcessFunction):
-    """Timers that look at state and write it."""
-
     def open(self, ctx: sb.FunctionContext) -> None:
         self.seen = ctx.get_value_state(in_event_time(sb.ValueStateDescriptor("seen", int), TTL))
 

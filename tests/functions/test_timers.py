@@ -15,8 +15,6 @@ pytestmark = pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"]
 
 
 class Reminders(sb.KeyedProcessFunction):
-    """Registers what it is told to, and tells when it is called."""
-
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
         for timestamp in row.at:
             ctx.timers.register(timestamp, row.domain)
@@ -73,8 +71,6 @@ def test_event_time_without_a_column_is_refused(backend: str) -> None:
 
 
 class Chain(sb.KeyedProcessFunction):
-    """A timer of one domain registers one of the other, three times."""
-
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
         ctx.timers.register(row.time_of_timer)
 

@@ -89,13 +89,11 @@ class ByColumns(sb.BatchProcessFunction):
 
 
 def contents(harness: Harness) -> dict[str, Any]:
-    """What the states hold, by key and namespace, and what timers there are."""
     held = {name: dump(harness.keyed, each, sorts_maps=True) for name, each in descriptors().items()}
     return {**held, "timers": list(harness.keyed.timers.rows())}
 
 
 def day(rng: random.Random) -> list[dict[str, Any]]:
-    """Rows that come out of order, some of them without a time."""
     return [
         {
             "user": rng.choice(["ann", "bob", "cid"]),

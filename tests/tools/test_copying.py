@@ -78,7 +78,6 @@ def write_history(
 
 
 def part_of(section: Section, groups: KeyGroupRange) -> Section:
-    """The rows of some key groups."""
     parts = []
     for rows in section.batches:
         of_rows = rows.key_group_of_rows()
@@ -89,7 +88,6 @@ def part_of(section: Section, groups: KeyGroupRange) -> Section:
 
 
 def check_same(copy: Checkpoint, original: Checkpoint, target: Path, models: dict[str, Model]) -> None:
-    """The copy has what the original has, as ``models`` say."""
     assert (copy.id, copy.now, copy.manifest.progress) == (7, 5000, {"batchId": 7})
     assert copy.metadata.query == original.metadata.query == "q"
     assert copy.metadata.key_type == original.metadata.key_type
@@ -117,7 +115,6 @@ def target(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def made_for(root: Path) -> Any:
-    """A store for a type of keys."""
     opened = []
 
     def make(key_type: str) -> CheckpointStore:

@@ -195,8 +195,6 @@ def test_slices_have_the_same_columns(
 
 
 class Trap:
-    """Fails when it is unpickled while it is armed."""
-
     is_armed = False
 
     def __setstate__(self, state: dict[str, int]) -> None:

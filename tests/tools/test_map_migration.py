@@ -176,7 +176,6 @@ def test_dicts_of_all_sorts_are_maps(tmp_path: Path) -> None:
 
 
 def test_one_batch_of_maps_is_in_memory_at_a_time(tmp_path: Path) -> None:
-    """64 MB of maps, and some 16 of them at a time."""
     entries = 20_000
     with sb.create_backend("heap").create_keyed_backend(int) as keyed:
         state = old_state(keyed, "map")

@@ -13,8 +13,6 @@ from statebackend.spark.sinks import parquet
 
 
 class Published:
-    """A store of three batches, each with a file in the folder of a sink."""
-
     def __init__(self, folder: Path) -> None:
         self.state, self.out = folder / "state", folder / "out"
         self.sink = parquet(self.out)

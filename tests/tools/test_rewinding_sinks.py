@@ -16,7 +16,6 @@ from statebackend.spark.sinks import parquet
 
 
 def published(out: Path) -> list[int]:
-    """The batches that have a file."""
     return sorted(int(name.split("-")[1]) for name in os.listdir(out))
 
 

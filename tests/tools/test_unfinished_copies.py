@@ -151,8 +151,6 @@ def test_a_savepoint_in_a_folder_with_files_of_an_unfinished_one_is_refused(tmp_
 
 
 def test_an_interrupt_leaves_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while a file is copied."""
-
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
