@@ -97,29 +97,22 @@ def merge_sessions(keyed: Any) -> Callable[[int], Any]:
     return call
 
 
-def nested_marks(keyed: Any) -> Callable[[int], Any]:
+def nested_marks(keyed: Any, fails: bool = False) -> Callable[[int], Any]:
     state = keyed.get_value_state(sb.ValueStateDescriptor("v", int))
 
     def call(number: int) -> None:
         mark = keyed.mark()
         keyed.set_current_key(number % 50)
         state.update(number)
+        if fails:
+            keyed.rollback(mark)
         keyed.release(mark)
 
     return call
 
 
 def failing_rows(keyed: Any) -> Callable[[int], Any]:
-    state = keyed.get_value_state(sb.ValueStateDescriptor("v", int))
-
-    def call(number: int) -> None:
-        mark = keyed.mark()
-        keyed.set_current_key(number % 50)
-        state.update(number)
-        keyed.rollback(mark)
-        keyed.release(mark)
-
-    return call
+    return nested_marks(keyed, fails=True)
 
 
 def add_many_with_a_function(keyed: Any) -> Callable[[int], Any]:

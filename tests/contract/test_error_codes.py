@@ -60,28 +60,10 @@ def stale_mark(on: Handles) -> None:
     on.keyed.rollback(mark)
 
 
-def foreign_mark(on: Handles) -> None:
-    on.keyed.rollback(on.make_keyed().mark())
-
-
-def no_current_key(on: Handles) -> None:
-    other = on.make_keyed()
-    other.get_value_state(sb.ValueStateDescriptor("x", int)).value()
-
-
 def closed(on: Handles) -> None:
     state = on.total
     on.keyed.close()
     state.get()
-
-
-def outside(on: Handles) -> None:
-    on.make_keyed(max_parallelism=128, key_group_range=sb.KeyGroupRange(0, 0)).set_current_key(-1)  # group 41
-
-
-def other_kind(on: Handles) -> None:
-    assert on.total is not None
-    on.keyed.get_list_state(sb.ListStateDescriptor("total", int))
 
 
 def incompatible(on: Handles) -> None:
@@ -106,7 +88,7 @@ def instances_disagree(on: Handles) -> None:
 
 
 CAUSES: list[tuple[str, Callable[[Handles], object]]] = [
-    ("USAGE", no_current_key),
+    ("USAGE", lambda on: on.make_keyed().get_value_state(sb.ValueStateDescriptor("x", int)).value()),
     ("USAGE", lambda on: on.keyed.keys("no such state")),
     ("USAGE", lambda on: on.total.add_many([1, 2], [1])),
     ("USAGE.AGGREGATE", lambda on: sb.AggregatingStateDescriptor("x", "avg", str)),
@@ -116,7 +98,7 @@ CAUSES: list[tuple[str, Callable[[Handles], object]]] = [
     ("USAGE.KEY_TYPE", lambda on: on.make_keyed(list[int])),
     ("USAGE.KEY_TYPE", lambda on: sb.MapStateDescriptor("x", sb.types.PICKLE, int)),
     ("USAGE.STALE_MARK", stale_mark),
-    ("USAGE.FOREIGN_MARK", foreign_mark),
+    ("USAGE.FOREIGN_MARK", lambda on: on.keyed.rollback(on.make_keyed().mark())),
     ("USAGE.FOREIGN_MARK", lambda on: on.keyed.rollback("mark")),
     ("SERIALIZATION", lambda on: on.value(float).update(2**53 + 1)),
     ("SERIALIZATION.TYPE", lambda on: on.value(int).update(True)),
@@ -141,13 +123,16 @@ CAUSES: list[tuple[str, Callable[[Handles], object]]] = [
     ("SERIALIZATION.LENGTH", lambda on: on.value(sb.types.LIST(Short())).update(["x"])),
     ("SERIALIZATION.CONFIG", lambda on: sb.types.from_config({"type": "long long"})),
     ("SERIALIZATION.CUSTOM_CONFIG", lambda on: sb.types.from_config({"type": "custom"})),
-    ("STATE_MIGRATION.REDECLARED", other_kind),
+    (
+        "STATE_MIGRATION.REDECLARED",
+        lambda on: on.total.backend.get_state(sb.ListStateDescriptor("total", int)),
+    ),
     ("STATE_MIGRATION.INCOMPATIBLE", incompatible),
     ("STATE_MIGRATION.SERIALIZER", lambda on: Short().migration({"other": 1})),
     ("STATE_MIGRATION.KEY_TYPE", other_broadcast_key),
     ("STATE_MIGRATION.OPERATOR_STATE", instances_disagree),
     ("CLOSED", closed),
-    ("KEY_GROUP", outside),
+    ("KEY_GROUP", lambda on: on.make_keyed(key_group_range=sb.KeyGroupRange(0, 0)).set_current_key(-1)),
     ("BACKEND_UNAVAILABLE.UNKNOWN", lambda on: sb.create_backend("no such backend")),
 ]
 

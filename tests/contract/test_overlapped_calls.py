@@ -214,42 +214,22 @@ def write_elsewhere(case: Case) -> None:
     case.fill(50)
 
 
-def read_elsewhere(case: Case, key: int) -> None:
-    case.keyed.set_current_key(key)
-    case.look()
-
-
-def there_and_back(case: Case) -> None:
-    write_elsewhere(case)
-    case.keyed.set_current_key(1)
-
-
-def read_in_another_namespace(case: Case) -> None:
-    case.keyed.set_current_namespace("w")
-    case.look()
-
-
 def clear_another_namespace(case: Case) -> None:
     case.keyed.set_current_namespace("w")
     case.state.clear()
     case.keyed.set_current_namespace(sb.VOID)
 
 
-def write_in_a_new_namespace(case: Case) -> None:
-    case.keyed.set_current_namespace("z")
-    case.fill(50)
-
-
 DOES: dict[str, Callable[[Case], Any]] = {
     "another key": lambda c: c.keyed.set_current_key(2),
-    "reads another key": lambda c: read_elsewhere(c, 2),
-    "reads a new key": lambda c: read_elsewhere(c, 77),
+    "reads another key": lambda c: (c.keyed.set_current_key(2), c.look()),
+    "reads a new key": lambda c: (c.keyed.set_current_key(77), c.look()),
     "writes another key": write_elsewhere,
-    "there and back": there_and_back,
+    "there and back": lambda c: (write_elsewhere(c), c.keyed.set_current_key(1)),
     "another namespace": lambda c: c.keyed.set_current_namespace("w"),
-    "reads another namespace": read_in_another_namespace,
+    "reads another namespace": lambda c: (c.keyed.set_current_namespace("w"), c.look()),
     "clears another namespace": clear_another_namespace,
-    "writes a new namespace": write_in_a_new_namespace,
+    "writes a new namespace": lambda c: (c.keyed.set_current_namespace("z"), c.fill(50)),
     "reads its own key": lambda c: c.look(),
     "writes its own key": lambda c: c.fill(50),
     "opens a mark": lambda c: c.keyed.mark(),
