@@ -146,9 +146,7 @@ def test_a_fork_removes_nothing(tmp_path: Path, backend: str, monkeypatch: pytes
         assert len(committed.files) < 8
 
 
-def test_namespaces_in_some_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
+def test_namespaces_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
     """A piece whose files know no namespaces is merged beside one whose files do."""
     monkeypatch.setattr(chain, "FAN", 4)
     monkeypatch.setattr(merged_rows, "PIECE_ROWS", 5)

@@ -157,9 +157,7 @@ def test_turning_it_on_stamps_what_was_there(
 @everywhere
 @each_way
 @each_form
-def test_turning_it_off_keeps_everything(
-    tmp_path: Path, backend: str, other: str, kind: str, form: str
-) -> None:
+def test_turning_it_off_keeps_all(tmp_path: Path, backend: str, other: str, kind: str, form: str) -> None:
     story = Story(tmp_path, backend, kind, form, TTL)
     for number, restored in enumerate((backend, other), start=2):
         story.clock.set(120)
@@ -210,9 +208,7 @@ def left_of(stamps: dict[Any, Any], kind: str, now: int) -> tuple[list[Any], int
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("backend", BACKENDS)
 @everywhere
-def test_full_snapshots_leave_out_what_expired(
-    tmp_path: Path, backend: str, kind: str, rng: random.Random
-) -> None:
+def test_full_snapshots_omit_the_expired(tmp_path: Path, backend: str, kind: str, rng: random.Random) -> None:
     clock = ManualClock(0)
     store = sb.CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=8)
     factory = sb.create_backend(backend)
@@ -341,9 +337,7 @@ def test_nothing_is_counted_that_was_not_written(tmp_path: Path, backend: str) -
         ("heap", 10**18 - 6, 10**18 - 1, []),
     ],
 )
-def test_snapshots_at_the_ends_of_time(
-    tmp_path: Path, backend: str, ttl: int, now: int, left: list[int]
-) -> None:
+def test_snapshots_at_ends_of_time(tmp_path: Path, backend: str, ttl: int, now: int, left: list[int]) -> None:
     clock = ManualClock(-10)
     store = sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=8)
     with sb.create_backend(backend).create_keyed_backend(int, max_parallelism=8, clock=clock) as keyed, store:

@@ -51,9 +51,7 @@ def test_a_checkpoint_whose_entry_is_lost_is_damaged(without_its_newest: Path) -
 
 
 @pytest.mark.parametrize("retain", [3, datetime.timedelta(days=1)])
-def test_a_store_without_an_entry_is_opened(
-    without_its_newest: Path, retain: int | datetime.timedelta
-) -> None:
+def test_a_store_without_entry_is_opened(without_its_newest: Path, retain: int | datetime.timedelta) -> None:
     with CheckpointStore(without_its_newest, retain=retain).open_for_writing() as store:
         assert [each.id for each in store.rewind(2)] == []
         commit(store, 3, *store.open(2).files.values())

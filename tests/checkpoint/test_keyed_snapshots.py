@@ -35,9 +35,7 @@ def restored(
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("key_type", KEY_TYPES.values(), ids=KEY_TYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_checkpoints_restore_anywhere(
-    tmp_path: Path, backend: str, key_type: Any, rng: random.Random
-) -> None:
+def test_checkpoints_go_anywhere(tmp_path: Path, backend: str, key_type: Any, rng: random.Random) -> None:
     with create(backend, key_type) as keyed, open_store(tmp_path, key_type) as store:
         story = Story(keyed, rng, key_type)
         story.change(1500)
@@ -168,9 +166,7 @@ def test_snapshots_under_writes_are_exact(tmp_path: Path, backend: str, np_rng: 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_states_are_those_of_the_moment(
-    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_are_of_the_moment(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """States that are declared, restored or get their first namespace while a snapshot is written are not in it."""
     go = threading.Event()
     write_data_file = writing.write_data_file
@@ -470,9 +466,7 @@ def test_files_that_changed_places_are_found(tmp_path: Path) -> None:
             create("heap", int, restore=store.open(8))
 
 
-def test_changes_that_no_delta_will_have_are_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_that_no_delta_has_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_backend, "MOST_CHANGES", 1000)
     with create("heap", int) as keyed, open_store(tmp_path, int) as store:
         count = keyed.get_state(sb.ValueStateDescriptor("count", int))
@@ -529,9 +523,7 @@ def test_batches_are_bounded_whatever_is_long_and_restore_to_memory(
             assert tags.get() == [long_text] * 3
 
 
-def test_objects_count_as_serialised(
-    tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_objects_count_in_bytes(tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few large ones among many small ones; whether they lie in one namespace or in several."""
     limit = 1 << 18
     monkeypatch.setattr(compiled_backend, "BATCH_BYTES", limit)

@@ -138,9 +138,7 @@ def test_pickles_and_what_a_serializer_of_the_users_writes_are_bytes(data: list[
         assert column.to_pylist() == to_bytes(column, config) == data
 
 
-def test_all_comes_back_at_another_parallelism(
-    store: CheckpointStore, tmp_path: Path, rng: random.Random
-) -> None:
+def test_all_returns_at_any_parallelism(store: CheckpointStore, tmp_path: Path, rng: random.Random) -> None:
     """What a checkpoint or a savepoint gives is what the same contents give without files, in any chain."""
     operators = restored((), 1)
     for checkpoint_id, parallelism in enumerate((2, 3, 1, 5)):
@@ -456,9 +454,7 @@ def test_each_snapshot_in_flight_describes_its_own_moment(
         assert sb.OperatorStateBackend(restore=checkpoint).contents() == contents
 
 
-def test_an_abort_leaves_nothing(
-    operator: sb.OperatorStateBackend, root: Path, store: CheckpointStore
-) -> None:
+def test_abort_leaves_nothing(operator: sb.OperatorStateBackend, root: Path, store: CheckpointStore) -> None:
     written = operator.snapshot(0, store)
     written.result()
     assert len(data_files(root)) == 1
@@ -510,9 +506,7 @@ def test_a_snapshot_that_cannot_be_written_leaves_nothing(
         checkpoint_of(store, 0, [operator])
 
 
-def test_what_is_unchanged_is_kept(
-    operator: sb.OperatorStateBackend, root: Path, store: CheckpointStore
-) -> None:
+def test_the_unchanged_is_kept(operator: sb.OperatorStateBackend, root: Path, store: CheckpointStore) -> None:
     rules(operator).put("limit", 1)
     first = checkpoint_of(store, 0, [operator])
     mark = operator.mark()

@@ -63,9 +63,7 @@ def test_the_machine_s_time_is_in_no_savepoint(tmp_path: Path, backend: str, sto
 
 
 @each_backend
-def test_without_a_clock_it_is_the_time_of_the_last_committed_checkpoint(
-    tmp_path: Path, backend: str
-) -> None:
+def test_without_a_clock_it_is_the_time_of_the_last_commit(tmp_path: Path, backend: str) -> None:
     store = sb.CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=128)
     with store, create(backend) as keyed:
         keyed.set_current_key(1)

@@ -45,9 +45,7 @@ def all_of(many: list[Any]) -> list[Any]:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("key_type", KEY_TYPES.values(), ids=KEY_TYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_any_backend_restores_it_divided(
-    tmp_path: Path, backend: str, key_type: Any, rng: random.Random
-) -> None:
+def test_any_backend_restores_parts(tmp_path: Path, backend: str, key_type: Any, rng: random.Random) -> None:
     with create(backend, key_type) as keyed:
         Story(keyed, rng, key_type).change(2000)
         keyed.savepoint(tmp_path / "savepoint")
@@ -65,9 +63,7 @@ def test_any_backend_restores_it_divided(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_states_that_nobody_asked_for_are_written_merged(
-    tmp_path: Path, backend: str, rng: random.Random
-) -> None:
+def test_states_nobody_asked_for_are_written_merged(tmp_path: Path, backend: str, rng: random.Random) -> None:
     """Of a checkpoint they are a history of changes."""
     with (
         create(backend, int) as keyed,

@@ -119,9 +119,7 @@ def test_a_base_that_cannot_be_begun_spoils_no_snapshot(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_is_merged_on_a_full_disk(
-    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_merging_on_a_full_disk(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "FAN", 2)
     room = [1000]
     monkeypatch.setattr(PosixCalls, "free_space", lambda calls, path: room[0])
@@ -142,9 +140,7 @@ def test_nothing_is_merged_on_a_full_disk(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_rewritten_base_stays_in_its_store(
-    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_base_stays_in_its_store(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_store(tmp_path / "a") as store, open_store(tmp_path / "b") as other:
         keyed, count, checkpoint_id = with_rewritten_base(backend, store, monkeypatch)
         with keyed:
@@ -271,9 +267,7 @@ def targets(store: sb.CheckpointStore, checkpoint_id: int) -> bytes:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_long_story(
-    tmp_path: Path, backend: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_story(tmp_path: Path, backend: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some are aborted, files are merged or bases rewritten, batches are rolled back: every commit is whole."""
     monkeypatch.setattr(chain, *("FAN", 2) if backend == "heap" else ("SMALLEST_BASE", 0))
     store = sb.CheckpointStore(tmp_path, retain=1).open_for_writing(key_type="bigint", max_parallelism=8)

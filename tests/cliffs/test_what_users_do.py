@@ -230,9 +230,7 @@ def test_one_object_updated_all_through_a_batch_is_kept_once(make: Make) -> None
     ],
     ids=["STRING", "LONG", "ROW", "PICKLE"],
 )
-def test_one_value_updated_all_through_a_batch_is_journalled_once(
-    make: Make, declared: Any, value: Any
-) -> None:
+def test_one_value_updated_all_through_a_batch_is_kept_once(make: Make, declared: Any, value: Any) -> None:
     keyed = make()
     state = keyed.get_value_state(sb.ValueStateDescriptor("v", declared))
     keyed.set_current_key(1)

@@ -309,9 +309,7 @@ def test_a_clock_that_gives_no_milliseconds_is_refused(make_keyed: MakeKeyed, an
 
 
 @pytest.mark.parametrize("now", [1_700_000_000_000_000_000, 2**63 - 1, -(2**63)])
-def test_a_time_that_no_checkpoint_can_hold_is_refused(
-    make_keyed: MakeKeyed, tmp_path: Path, now: int
-) -> None:
+def test_a_time_that_no_checkpoint_holds_is_refused(make_keyed: MakeKeyed, tmp_path: Path, now: int) -> None:
     """Nanoseconds, most likely."""
     clock = Telling(now)
     keyed = make_keyed(clock=clock)

@@ -274,9 +274,7 @@ def merged_result(descriptor: Any, letters: str) -> Any:
         (sb.VOID, ["t", "a"], "vta"),
     ],
 )
-def test_merging_in_order(
-    keyed: Keyed, descriptor: Any, target: Any, sources: list[Any], letters: str
-) -> None:
+def test_merge_in_order(keyed: Keyed, descriptor: Any, target: Any, sources: list[Any], letters: str) -> None:
     state = keyed.get_state(descriptor)
     fill(keyed, state, {"t": "t", "a": "a", "b": "b", sb.VOID: "v"})
     keyed.set_current_key(2)

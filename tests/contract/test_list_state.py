@@ -114,9 +114,7 @@ def test_wrong_columns_are_refused(keyed: Keyed, method: str) -> None:
     ],
 )
 @pytest.mark.parametrize("declared", [t.LONG, t.PICKLE], ids=repr)
-def test_a_change_while_iterating_raises_at_the_next_step(
-    keyed: Keyed, declared: t.Type, change: Any
-) -> None:
+def test_a_change_while_iterating_raises_at_next_step(keyed: Keyed, declared: t.Type, change: Any) -> None:
     state = keyed.get_list_state(sb.ListStateDescriptor("changed", declared))
     state.update([1, 2, 3])
     steps = iter(state)

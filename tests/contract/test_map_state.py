@@ -140,9 +140,7 @@ def test_what_is_refused_changes_nothing(keyed: Keyed, state: sb.MapState, prese
         lambda s: s.put_many([1], ["z"], [1]),
     ],
 )
-def test_keys_changed_while_iterating_raise_at_the_next_step(
-    state: sb.MapState, view: str, change: Any
-) -> None:
+def test_keys_changed_while_iterating_raise_at_next_step(state: sb.MapState, view: str, change: Any) -> None:
     state.put_all({"a": 1, "b": 2, "c": 3})
     steps = getattr(state, view)()
     next(steps)

@@ -279,9 +279,7 @@ def test_what_is_restored_goes_by_the_restored_watermark_until_it_is_told_anothe
         assert list(again.keys("s")) == [], "from now on it goes by what it was told"
 
 
-def test_what_had_no_watermark_goes_by_the_clock_in_a_batch_without(
-    make_keyed: MakeKeyed, tmp_path: Path
-) -> None:
+def test_what_had_no_watermark_goes_by_the_clock(make_keyed: MakeKeyed, tmp_path: Path) -> None:
     """Restored from a backend that was told the time of batches, but never one of rows."""
     keyed = make_keyed()
     keyed.begin_batch(1_000)

@@ -150,9 +150,7 @@ def test_the_clock_is_read_when_a_timer_fires(keyed: Keyed, clock: ManualClock) 
 
 
 @pytest.mark.parametrize("key_type", [int, str])
-def test_random_use_agrees_with_a_sorted_set(
-    make_keyed: MakeKeyed, key_type: type, rng: random.Random
-) -> None:
+def test_random_use_agrees_with_sorted_set(make_keyed: MakeKeyed, key_type: type, rng: random.Random) -> None:
     keyed = make_keyed(key_type, max_parallelism=8)
     wanted: set[tuple[int, Any]] = set()
     marks: list[tuple[Any, set[tuple[int, Any]]]] = []
@@ -186,9 +184,7 @@ def test_random_use_agrees_with_a_sorted_set(
     assert [(time, key) for time, key, _ in fire(keyed, 10**6)] == sorted(wanted)
 
 
-def test_rows_of_some_key_groups_are_loaded_elsewhere(
-    backend: sb.StateBackend, make_keyed: MakeKeyed
-) -> None:
+def test_rows_of_key_groups_are_loaded_elsewhere(backend: sb.StateBackend, make_keyed: MakeKeyed) -> None:
     keyed = make_keyed(max_parallelism=8)
     for key in range(40):
         register(keyed, key, key * 3 % 50, namespace=sb.VOID if key % 3 else "n")

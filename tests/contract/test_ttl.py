@@ -239,9 +239,7 @@ def test_the_longest_time_to_live_does_not_overflow(keyed: Keyed, at: At, kind: 
 
 @each_kind
 @pytest.mark.parametrize("update", [OnWrite, OnRead], ids=lambda each: each.name)
-def test_state_keeps_its_stamp_when_the_clock_is_set_back(
-    keyed: Keyed, at: At, kind: Kind, update: Any
-) -> None:
+def test_state_keeps_its_stamp_if_the_clock_goes_back(keyed: Keyed, at: At, kind: Kind, update: Any) -> None:
     """Reads and writes go by the earlier time. Expired state that is still stored is seen again."""
     state = state_of(keyed, kind, update_type=update, cleanup_in_background=False)
     at(1_000)

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("either_way")
 
 SCHEMAS = {"main": "user string, at bigint", "late": "at bigint, user string"}
 ROUTED = EventTime("at", delay=10, late="late", max_ahead=1000)
+LATE = EventTime("at", late="late")
 
 
 class Passed(sb.KeyedProcessFunction):
@@ -57,16 +58,14 @@ def test_rows_that_are_not_on_time_go_to_their_output(function: Any, schema: Any
 
 
 def test_a_function_may_give_rows_to_that_output_too() -> None:
-    with Harness(
-        Passed(), str, key="user", schema=SCHEMAS, event_time=EventTime("at", late="late")
-    ) as harness:
+    with Harness(Passed(), str, key="user", schema=SCHEMAS, event_time=LATE) as harness:
         harness.process_batch(rows(5))
         harness.process_batch(rows(7, 1))
         assert sorted(harness.outputs["late"]) == [(1, "ann"), (7, "by the function")]
 
 
 def test_a_row_of_a_harness_is_routed_alike() -> None:
-    with Harness(Passed(), str, schema=SCHEMAS, event_time=EventTime("at", late="late")) as harness:
+    with Harness(Passed(), str, schema=SCHEMAS, event_time=LATE) as harness:
         assert harness.process_element("ann", {"user": "ann", "at": 50}) == [("ann", 50)]
         assert harness.process_element("ann", {"user": "ann", "at": 40}) == []
         assert harness.outputs["late"] == [(40, "ann")]
@@ -81,9 +80,7 @@ def test_a_late_row_changes_no_state_and_a_failed_batch_gives_none() -> None:
                 raise ValueError("as told")
             return super().process_element(row, ctx)
 
-    with Harness(
-        Flaky(), str, key="user", schema=SCHEMAS, event_time=EventTime("at", late="late")
-    ) as harness:
+    with Harness(Flaky(), str, key="user", schema=SCHEMAS, event_time=LATE) as harness:
         harness.process_batch(rows(100))
         mixed = pa.concat_tables([rows(1), rows(200, user="mallory")])
         with pytest.raises(ValueError, match="as told"):

@@ -267,9 +267,7 @@ def test_the_last_state_is_dropped(store: CheckpointStore, root: Path, target: P
     assert (copy.id, copy.files, copy.snapshots[0].states) == (3, {}, ())
 
 
-def test_damage_is_found_and_nothing_left(
-    made_for: Any, root: Path, target: Path, rng: random.Random
-) -> None:
+def test_damage_leaves_nothing(made_for: Any, root: Path, target: Path, rng: random.Random) -> None:
     original, _ = write_history(made_for("bigint"), rng, "bigint")
     for number, file in enumerate(original.files.values()):
         path = root / file.name

@@ -119,9 +119,7 @@ def test_nulls_within_composite_keys_are_told_apart() -> None:
     ],
     ids=["numbers", "texts", "bytes", "windows", "tuples", "mixed"],
 )
-def test_shown_namespaces(
-    store: CheckpointStore, root: Path, namespaces: list[Any], wanted: pa.Array
-) -> None:
+def test_show_namespaces(store: CheckpointStore, root: Path, namespaces: list[Any], wanted: pa.Array) -> None:
     count = len(namespaces)
     rows = pa.record_batch(
         {"key": range(count), "namespace": list(map(encode_namespace, namespaces)), "value": range(count)}
@@ -239,9 +237,7 @@ def test_only_what_is_needed_is_read_and_damage_is_found(store: CheckpointStore,
         ("map", {"key": [1, 2], "value": [1, 2], "op": pa.array([0, 1], pa.uint8())}),
     ],
 )
-def test_files_not_as_described(
-    store: CheckpointStore, root: Path, kind: str, columns: dict[str, Any]
-) -> None:
+def test_misdescribed_files(store: CheckpointStore, root: Path, kind: str, columns: dict[str, Any]) -> None:
     rows = pa.record_batch(columns)
     file = write(store, 0, "base", [Section("state", rows.schema, [GroupedBatch.of(rows, [0, 0])])])
     store.commit(0, [keyed_snapshot(store, 0, [file], [Model(kind, int, int).described("state")])])
