@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contract.conftest import Keyed, MakeKeyed
-from contract.samples import KINDS, Kind
+from contract.samples import KINDS, Kind, join
 
 import statebackend as sb
 from statebackend.state.ttl import MAX_TIMESTAMP, expiration_timestamp, expired, newest_expired
@@ -289,6 +289,26 @@ def test_maps_expire_by_entry(keyed: Keyed, at: At) -> None:
     assert keyed.num_entries("s") == 0
 
 
+@pytest.mark.parametrize("cleanup", ["default", "often"])
+def test_what_expires_does_not_disturb_iterators(keyed: Keyed, at: At, cleanup: str) -> None:
+    names = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("list", int), **CLEANUPS[cleanup]))
+    counts = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("map", int, int), **CLEANUPS[cleanup]))
+    for now in (0, 50):
+        at(now)
+        names.add_all([now, now + 1])
+        counts.put_all({now: 1, now + 1: 2})
+    at(TTL)
+    elements, entries = iter(names), iter(counts.items())
+    seen = [next(elements)], [next(entries)]
+    assert 1 not in counts
+    for key in (2, 1):
+        at(TTL, key)
+        names.get()
+        counts.get(7)
+    assert [*seen[0], *elements] == [50, 51]
+    assert [*seen[1], *entries] == [(50, 1), (51, 2)]
+
+
 def test_a_call_reads_the_clock_once(backend: sb.StateBackend) -> None:
     """Though a call goes by the times of its rows: checkpoints have what the clock said last."""
 
@@ -327,6 +347,26 @@ def test_event_time_needs_a_clock_that_is_advanced(backend: sb.StateBackend) -> 
         keyed.get_state(descriptor)
     with backend.create_keyed_backend(int, clock=ManualClock()) as keyed:
         keyed.get_state(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("target_at", "source_at", "expected"), [(0, 50, "s"), (50, 0, "t"), (50, 60, "ts"), (0, 0, None)]
+)
+def test_what_lives_is_merged_and_stamped_with_the_merge(
+    keyed: Keyed, at: At, target_at: int, source_at: int, expected: str | None
+) -> None:
+    state = keyed.get_reducing_state(with_ttl(sb.ReducingStateDescriptor("s", join, str)))
+    for namespace, now in (("t", target_at), ("s", source_at)):
+        at(now)
+        keyed.set_current_namespace(namespace)
+        state.add(namespace)
+    at(120)
+    keyed.merge_namespaces(state.descriptor, "t", ["s", "none"])
+    assert keyed.num_entries() == (expected is not None)
+    keyed.set_current_namespace("t")
+    for now, left in ((120, expected), (120 + TTL - 1, expected), (120 + TTL, None)):
+        at(now)
+        assert state.get() == left
 
 
 @each_kind
