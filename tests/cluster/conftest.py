@@ -12,17 +12,13 @@ from pathlib import Path
 
 import pytest
 from host_worlds import World, ticks
-from raw_links import (
-    HOST,
-    Served,
-    open_files,
-    wait_until,
-)
+from raw_links import HOST, Served, open_files, wait_until
+from refusing_disks import small_disk
 
 from statebackend.cluster.streams import Stream
-from statebackend.cluster.wire import (
-    Link,
-)
+from statebackend.cluster.wire import Link
+
+__all__ = ["small_disk"]
 
 
 @pytest.fixture
@@ -67,8 +63,9 @@ def bare() -> Iterator[Callable[[], tuple[socket.socket, Link]]]:
 
 @pytest.fixture
 def world(tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """At the end of each test, its query is closed, and what is left is looked at."""
     made = World(tmp_path, rng, monkeypatch)
     yield made
     ticks.clear()
     if made.query is not None:
-        made.query.close()
+        made.close()

@@ -68,9 +68,6 @@ def beside(rng: random.Random, keys: pa.Array) -> pa.Table:
     )
 
 
-# ------------------------------------------------------------------------------------------- where rows go
-
-
 @pytest.mark.parametrize("layout", ["plain", "sliced", "large", "other"])
 @pytest.mark.parametrize("sort", SORTS_OF_KEYS)
 def test_each_row_is_at_the_host_that_serves_its_key(sort: str, layout: str, rng: random.Random) -> None:
@@ -184,9 +181,6 @@ def address(rows: pa.RecordBatch) -> int:
     return int(rows["key"].buffers()[1].address)
 
 
-# ------------------------------------------------------------------------------------------- what tasks have seen
-
-
 @pytest.mark.parametrize("attempt", range(40))
 def test_surveys_of_any_split_are_those_of_the_whole_batch(attempt: int, rng: random.Random) -> None:
     keys = pa.array(
@@ -267,9 +261,6 @@ def test_a_job_without_event_time_or_digests_tells_neither() -> None:
 def test_what_is_no_survey_is_refused(wrong: object) -> None:
     with pytest.raises(UsageError, match="what a task tells of its rows cannot be read"):
         TaskSurvey.from_json(wrong)
-
-
-# ------------------------------------------------------------------------------------------- errors
 
 
 def test_null_keys_are_refused_for_the_batch_as_a_whole() -> None:

@@ -15,15 +15,13 @@ from typing import Any
 
 import pytest
 from host_worlds import PARALLELISM, PARTITIONS, World, ticks
-from refusing_disks import fill, small_disk
+from refusing_disks import fill
 from thread_cluster import batch_of
 
 import statebackend as sb
 from statebackend.cluster.wire import Link
 from statebackend.runtime.origin import rows_identity
 from statebackend.runtime.progress import Stopwatch
-
-__all__ = ["small_disk"]
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
@@ -109,7 +107,6 @@ def test_a_fault_at_any_message_costs_at_most_a_try(
             world.batch()
             assert step in faults.struck or step[0] == "broadcast"
             world.nothing_is_staged()
-    world.close()
 
 
 @pytest.mark.parametrize("action", ["cut after", "cut within", "double"])
@@ -129,9 +126,6 @@ def test_a_fault_at_any_message_of_the_start_costs_a_start(
             world.batch()
         finally:
             world.close()
-
-
-# --- all of it ---
 
 
 def test_faults_at_random(world: World, monkeypatch: pytest.MonkeyPatch, is_stress: bool) -> None:
@@ -195,7 +189,6 @@ def test_faults_at_random(world: World, monkeypatch: pytest.MonkeyPatch, is_stre
         world.open()
     world.batch()
     world.nothing_is_staged()
-    world.close()
     assert count[0] > batches // 5
 
 

@@ -32,21 +32,10 @@ from raw_links import (
 )
 
 from statebackend.cluster import handshake
-from statebackend.cluster.wire import (
-    MAX_ROLE,
-    Link,
-    LinkClosed,
-    LinkError,
-    Listener,
-    WireError,
-    connect,
-)
+from statebackend.cluster.wire import MAX_ROLE, Link, LinkClosed, LinkError, Listener, WireError, connect
 from statebackend.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
-
-
-# ------------------------------------------------------------------------------------------- connecting
 
 
 def test_addresses_are_known_at_both_ends(pair: tuple[Link, Link], served: Served) -> None:
@@ -95,9 +84,6 @@ def test_an_empty_secret_is_refused() -> None:
         connect((HOST, 1), b"", role="task")
     with pytest.raises(UsageError):
         Listener(b"", lambda link, role: None)
-
-
-# ------------------------------------------------------------------------------------------- proofs
 
 
 def test_a_handshake_is_as_specified(served: Served, rng: random.Random) -> None:

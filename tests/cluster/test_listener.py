@@ -38,20 +38,10 @@ from raw_links import (
 
 from statebackend.cluster import wire
 from statebackend.cluster.streams import Stream
-from statebackend.cluster.wire import (
-    Link,
-    LinkClosed,
-    LinkError,
-    Listener,
-    WireError,
-    connect,
-)
+from statebackend.cluster.wire import Link, LinkClosed, LinkError, Listener, WireError, connect
 from statebackend.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
-
-
-# ------------------------------------------------------------------------------------------- listeners
 
 
 def test_only_so_many_may_prove_themselves_at_once_and_others_wait() -> None:
@@ -64,9 +54,8 @@ def test_only_so_many_may_prove_themselves_at_once_and_others_wait() -> None:
             coming = [others.submit(connect, served.address, SECRET, role="task") for _ in range(8)]
             assert not wait(coming, timeout=0.2).done
             assert served.listener.refused == 0
-            assert (
-                threading.active_count() <= threads + 1 + 8 + 3 + 8
-            )  # that accepts, that serve, that wait, ours
+            # That accepts, that serve, that wait, ours.
+            assert threading.active_count() <= threads + 1 + 8 + 3 + 8
             waiting[0].close()
             for each in coming:
                 each.result(LONG).close()
@@ -224,9 +213,6 @@ def test_a_listener_outlives_a_want_of_threads(served: Served, monkeypatch: pyte
     assert served.listener.refused == 1
     for end in served.connect():
         end.close()
-
-
-# ------------------------------------------------------------------------------------------- hostile bytes
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:

@@ -10,13 +10,11 @@ import pytest
 from host_queries import data_files
 from host_worlds import PARALLELISM, World, ticks
 from processes import gone
-from refusing_disks import fill, small_disk
+from refusing_disks import fill
 
 import statebackend as sb
 from statebackend.checkpoint.files import PosixFiles, StoreFiles, open_files
 from statebackend.cluster.host_files import FilesWithCopies, folder_of_copies
-
-__all__ = ["small_disk"]
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
@@ -28,9 +26,6 @@ def place(tmp_path: Path) -> StoreFiles:
     place = open_files(tmp_path / "store")
     place.make_folder("data/1")
     return place
-
-
-# --- files ---
 
 
 def test_a_base_is_kept_and_all_else_is_not(place: StoreFiles, tmp_path: Path) -> None:
@@ -133,9 +128,6 @@ def test_a_process_takes_over_what_a_killed_one_has_left(tmp_path: Path) -> None
     assert not another_run.exists()
 
 
-# --- hosts ---
-
-
 @pytest.fixture
 def bases_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The bases that were read from the store."""
@@ -160,6 +152,11 @@ def kill(world: World, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], 
         world.batch()
 
 
+def damage(world: World) -> None:
+    for copy in world.temporary.glob("statebackend-copies-*/*"):
+        copy.write_bytes(b"damaged")
+
+
 def test_a_successor_restores_from_the_local_disk(
     world: World, monkeypatch: pytest.MonkeyPatch, bases_read: list[str]
 ) -> None:
@@ -170,7 +167,6 @@ def test_a_successor_restores_from_the_local_disk(
     kill(world, monkeypatch, lambda: None)
     assert bases_read == []
     world.batch()
-    world.close()  # nothing is left
 
 
 def test_bases_of_batches_that_were_taken_back_have_no_copies(world: World) -> None:
@@ -192,7 +188,6 @@ def test_bases_of_batches_that_were_taken_back_have_no_copies(world: World) -> N
     copies = [each.name.partition("~")[0] for each in world.temporary.glob("statebackend-copies-*/*")]
     assert copies
     assert [each for each in copies if each.rpartition("_")[2] not in named] == []
-    world.close()
 
 
 def test_what_is_read_back_to_be_verified_is_read_where_it_is(world: World, bases_read: list[str]) -> None:
@@ -205,7 +200,6 @@ def test_what_is_read_back_to_be_verified_is_read_where_it_is(world: World, base
         with world.cluster.hosts[0]._writer.read_back(base):
             pass
     assert bases_read == [each.name for each in bases]
-    world.close()
 
 
 def test_a_successor_without_a_whole_copy_restores_from_the_store(
@@ -213,16 +207,10 @@ def test_a_successor_without_a_whole_copy_restores_from_the_store(
 ) -> None:
     world.open(local_copies=True)
     world.batch()
-
-    def damage() -> None:
-        for copy in world.temporary.glob("statebackend-copies-*/*"):
-            copy.write_bytes(b"damaged")
-
-    damage()
-    kill(world, monkeypatch, damage)
+    damage(world)
+    kill(world, monkeypatch, lambda: damage(world))
     assert bases_read
     world.batch()
-    world.close()
 
 
 @pytest.mark.parametrize("is_far", [True, False], ids=["far", "near"])
@@ -240,16 +228,10 @@ def test_files_of_a_database_have_copies(
     kill(world, monkeypatch, lambda: None)
     assert bases_read == []
     if is_far:
-
-        def damage() -> None:
-            for copy in world.temporary.glob("statebackend-copies-*/*"):
-                copy.write_bytes(b"damaged")
-
-        damage()
-        kill(world, monkeypatch, damage)
+        damage(world)
+        kill(world, monkeypatch, lambda: damage(world))
         assert any("-sst-" in each for each in bases_read)
     world.batch()
-    world.close()
 
 
 def test_without_them_nothing_is_copied(
@@ -260,4 +242,3 @@ def test_without_them_nothing_is_copied(
     assert not list(world.temporary.glob("statebackend-copies-*"))
     kill(world, monkeypatch, lambda: None)
     assert bases_read, "from a folder, the store is near enough"
-    world.close()

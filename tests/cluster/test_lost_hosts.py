@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +21,6 @@ from statebackend.cluster.streams import Stream
 from statebackend.cluster.wire import Link, LinkError, Listener, connect
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
-
-# --- killed hosts ---
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -65,7 +63,6 @@ def test_a_host_may_be_killed_at_every_step(
         world.batch()
         world.batch()
         assert not armed
-    world.close()
 
 
 def test_a_host_may_be_killed_at_every_row(world: World) -> None:
@@ -80,7 +77,6 @@ def test_a_host_may_be_killed_at_every_row(world: World) -> None:
 
         ticks[:] = [die]
         world.batch()
-    world.close()
 
 
 def test_an_error_of_the_function_takes_the_rows_of_all_hosts_back(world: World) -> None:
@@ -90,7 +86,6 @@ def test_an_error_of_the_function_takes_the_rows_of_all_hosts_back(world: World)
     with pytest.raises(sb.HostError, match="ValueError: no number"):
         world.query.run(world.next, pa.concat_tables([ROWS, bad]))
     world.batch(ROWS)
-    world.close()
 
 
 class Speechless(Exception):
@@ -137,10 +132,6 @@ def test_whatever_a_function_raises_is_raised_once_and_costs_no_host(
     assert not world.cluster.ended
     ticks.clear()
     world.batch()
-    world.close()
-
-
-# --- hosts that hang, come twice, come back ---
 
 
 class Impatient(ThreadCluster):
@@ -167,7 +158,6 @@ def test_a_function_that_takes_longer_than_the_limit_costs_a_try(world: World) -
     goes_on.set()
     wait_until(lambda: "the driver has gone" in world.cluster.ended)
     world.batch()
-    world.close()
 
 
 def test_a_host_that_registers_twice_is_refused(world: World) -> None:
@@ -181,7 +171,6 @@ def test_a_host_that_registers_twice_is_refused(world: World) -> None:
     assert "there is no range" in Host(plan._replace(number=9), attempt=99, executor="there").serve()
     world.batch()
     assert not world.cluster.ended
-    world.close()
 
 
 def test_a_host_that_was_replaced_takes_no_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +194,6 @@ def test_a_host_that_was_replaced_takes_no_part(world: World, monkeypatch: pytes
     with pytest.raises(LinkError):
         old._link.send("answer", question=1)
     world.batch()
-    world.close()
 
 
 class Silent:
@@ -241,9 +229,8 @@ class Silent:
 @pytest.mark.parametrize(("number", "after"), [(0, 0), (0, 1), (0, -1), (1, 0)])
 def test_connection_that_is_not_the_pulse_of_a_registered_host_is_closed(number: int, after: int) -> None:
     """The second one of its own registration, one of another registration, and one of another range."""
-    hosts = Hosts(1, b"secret", 1, lambda: Question("restore"), silence=LONG)
     is_second = number == after == 0
-    try:
+    with closing(Hosts(1, b"secret", 1, lambda: Question("restore"), silence=LONG)) as hosts:
         silent = Silent(hosts, b"secret", begins_pulse=is_second)
         with silent, connect(hosts.address, b"secret", role="pulse") as other:
             if is_second:
@@ -252,8 +239,6 @@ def test_connection_that_is_not_the_pulse_of_a_registered_host_is_closed(number:
             with pytest.raises(LinkError, match="the peer has closed the link"):
                 other.receive(LONG)
             assert hosts._living()
-    finally:
-        hosts.close()
 
 
 def test_host_ends_when_the_driver_is_silent_although_its_connections_live(world: World) -> None:
@@ -272,16 +257,14 @@ def test_host_ends_when_the_driver_is_silent_although_its_connections_live(world
         plan = plan._replace(driver=listener.address, secret=b"secret", lease=0.4)
         assert Host(plan, attempt=1, executor="here").serve() == "no word from the driver"
         is_over.set()
-    world.close()
 
 
 def test_host_that_begins_no_pulse_is_lost() -> None:
-    hosts = Hosts(1, b"secret", 1, lambda: Question("restore"), silence=0.3)
-    try:
-        with Silent(hosts, b"secret", begins_pulse=False):
-            wait_until(lambda: not hosts._living())
-    finally:
-        hosts.close()
+    with (
+        closing(Hosts(1, b"secret", 1, lambda: Question("restore"), silence=0.3)) as hosts,
+        Silent(hosts, b"secret", begins_pulse=False),
+    ):
+        wait_until(lambda: not hosts._living())
 
 
 def silent_and_ready(hosts: Hosts) -> Silent:
@@ -301,17 +284,17 @@ def silent_and_ready(hosts: Hosts) -> Silent:
 
 def test_a_host_that_takes_no_question_is_lost_after_its_silence() -> None:
     """A question larger than what the system holds for a peer that does not read: the pulse goes on beside it."""
-    hosts = Hosts(1, b"secret", 1, lambda: Question("restore"), silence=0.3)
-    try:
-        with silent_and_ready(hosts) as link, ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(hosts.ask_all, [Question("run", {}, bytes(64 << 20))])
-            try:
-                with pytest.raises(sb.HostError, match="a host was lost"):
-                    asked.result(LONG)
-            finally:
-                link.close()
-    finally:
-        hosts.close()
+    with (
+        closing(Hosts(1, b"secret", 1, lambda: Question("restore"), silence=0.3)) as hosts,
+        silent_and_ready(hosts) as link,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        asked = pool.submit(hosts.ask_all, [Question("run", {}, bytes(64 << 20))])
+        try:
+            with pytest.raises(sb.HostError, match="a host was lost"):
+                asked.result(LONG)
+        finally:
+            link.close()
 
 
 def test_a_host_restores_what_is_committed_meanwhile_last() -> None:
@@ -325,24 +308,24 @@ def test_a_host_restores_what_is_committed_meanwhile_last() -> None:
             assert goes_on.wait(LONG)
         return question
 
-    hosts = Hosts(1, b"secret", 1, restore, silence=LONG)
-    try:
-        with Silent(hosts, b"secret") as link, ThreadPoolExecutor(1) as pool:
-            assert decided.wait(LONG)
-            newest[0] = 2
-            told = pool.submit(hosts.tell_committed, 2)
-            restored = []
-            while not (told.done() and hosts.are_ready and goes_on.is_set()) or not restored:
-                try:
-                    said = link.receive(0.2).header
-                except TimeoutError:
-                    goes_on.set()
-                    continue
-                restored += [said["checkpoint"]] if said["op"] == "restore" else []
-                link.send("answer", question=said["question"], at=None)
-            assert restored == [1, 2]
-    finally:
-        hosts.close()
+    with (
+        closing(Hosts(1, b"secret", 1, restore, silence=LONG)) as hosts,
+        Silent(hosts, b"secret") as link,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert decided.wait(LONG)
+        newest[0] = 2
+        told = pool.submit(hosts.tell_committed, 2)
+        restored = []
+        while not (told.done() and hosts.are_ready and goes_on.is_set()) or not restored:
+            try:
+                said = link.receive(0.2).header
+            except TimeoutError:
+                goes_on.set()
+                continue
+            restored += [said["checkpoint"]] if said["op"] == "restore" else []
+            link.send("answer", question=said["question"], at=None)
+        assert restored == [1, 2]
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["after the commit", "within the commit"])
@@ -383,7 +366,6 @@ def test_a_host_that_comes_during_a_commit_may_not_find_the_checkpoint_before(
     monkeypatch.setattr(sb.CheckpointStore, "commit", commits)
     world.batch()
     world.batch()
-    world.close()
 
 
 def test_a_restore_that_fails_is_raised_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,4 +391,3 @@ def test_a_restore_that_fails_is_raised_once(world: World, monkeypatch: pytest.M
         else:
             break
     world.batch()
-    world.close()

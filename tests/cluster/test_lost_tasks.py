@@ -20,8 +20,6 @@ from statebackend.runtime import Incoming
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
-# --- tasks ---
-
 
 class Tasks(ThreadCluster):
     """Runs attempts of tasks as ``attempts_of`` says."""
@@ -70,7 +68,6 @@ def test_of_two_attempts_of_a_task_the_one_that_is_reported_counts(world: World)
     for _ in range(4):
         world.batch()
         world.nothing_is_staged()
-    world.close()
 
 
 class Zombie:
@@ -126,7 +123,6 @@ def test_an_attempt_that_goes_on_when_the_batch_has_run_is_refused(
         sent(plan, 0, table.to_batches())
     world.batch()
     world.nothing_is_staged()
-    world.close()
 
 
 def test_an_attempt_that_nobody_named_is_refused_where_the_batch_has_no_other_rows(
@@ -143,7 +139,6 @@ def test_an_attempt_that_nobody_named_is_refused_where_the_batch_has_no_other_ro
     world.nothing_is_staged()
     world.cluster.attempts_of = None
     world.batch()
-    world.close()
 
 
 @pytest.mark.parametrize("is_read", [True, False], ids=["to the end", "no further"])
@@ -162,7 +157,6 @@ def test_rows_that_fit_nowhere_are_an_error_that_says_so(
     world.nothing_is_staged()
     empty = world.table().slice(0, 0)
     world.batch(empty)
-    world.close()
 
 
 def test_rows_of_a_batch_that_is_refused_before_it_runs_are_given_back(world: World) -> None:
@@ -175,7 +169,6 @@ def test_rows_of_a_batch_that_is_refused_before_it_runs_are_given_back(world: Wo
         world.query.run(world.next, table)
     world.nothing_is_staged()
     world.batch()
-    world.close()
 
 
 def test_one_batch_of_the_engine_may_be_larger_than_a_frame(
@@ -193,10 +186,6 @@ def test_one_batch_of_the_engine_may_be_larger_than_a_frame(
     numbers = [world.rng.randrange(100) for _ in users]
     world.batch(pa.table({"user": users, "n": numbers, "rule": [not number % 5 for number in numbers]}))
     world.batch()
-    world.close()
-
-
-# --- all tries ---
 
 
 def test_hosts_that_are_lost_in_every_try_fail_the_batch_and_the_next_call_works(
@@ -222,4 +211,3 @@ def test_hosts_that_are_lost_in_every_try_fail_the_batch_and_the_next_call_works
     world.cluster.attempts = 4
     world.batch(table)
     world.batch()
-    world.close()

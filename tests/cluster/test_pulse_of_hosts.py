@@ -60,7 +60,6 @@ def test_hosts_are_kept_while_the_driver_or_a_function_holds_the_gil(
     assert len(orders.taken_by) == 1
     assert orders.rows - before == table["rule"].to_pylist().count(False), "each row was processed once"
     assert cluster.pids == pids
-    world.close()
 
 
 def test_stopped_host_is_replaced_and_ends_when_it_goes_on(
@@ -77,7 +76,6 @@ def test_stopped_host_is_replaced_and_ends_when_it_goes_on(
         stopped.send_signal(signal.SIGCONT)
     assert stopped.wait(LONG) == 0, "it has ended by itself, in order"
     world.batch()
-    world.close()
 
 
 def test_function_that_holds_the_gil_longer_than_the_limit_costs_a_try_and_the_process(
@@ -90,7 +88,6 @@ def test_function_that_holds_the_gil_longer_than_the_limit_costs_a_try_and_the_p
     (hung,) = (each for processes in cluster.processes.values() for each in processes if each.pid == pid)
     assert hung.wait(LONG) == 1
     world.batch()
-    world.close()
 
 
 @pytest.mark.parametrize(
@@ -161,9 +158,6 @@ def test_host_ends_whose_function_does_not_return_from_close() -> None:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-# --- what the driver tells of it ---
-
-
 def test_function_that_stands_still_is_logged_once_for_each_minute(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,4 +184,3 @@ def test_function_that_stands_still_is_logged_once_for_each_minute(
     assert times == pytest.approx(sorted({round(each) for each in times}))
     registered = world.query.execution._hosts._living()
     wait_until(lambda: not any(host.stands_for for host in registered))
-    world.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import random
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -342,8 +343,7 @@ class Twins:
 
 
 def run_case(folder: Path, case: Case, backend: str, rng: random.Random, batches: int) -> None:
-    twins = Twins(folder, case, backend, rng)
-    try:
+    with closing(Twins(folder, case, backend, rng)) as twins:
         done = 0
         while done < batches:
             count = min(rng.randrange(2, 6), batches - done)
@@ -354,8 +354,6 @@ def run_case(folder: Path, case: Case, backend: str, rng: random.Random, batches
             twins.close()
             done += count
         twins.check_state()
-    finally:
-        twins.close()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -383,32 +381,25 @@ def test_it_does_so_for_long(tmp_path: Path, rng: random.Random, case: str, back
 def test_a_job_begins_with_the_state_of_another(
     tmp_path: Path, rng: random.Random, kind: str, backend: str
 ) -> None:
-    before = Twins(tmp_path / "before", CASES["instances"], backend, rng)
-    try:
+    with closing(Twins(tmp_path / "before", CASES["instances"], backend, rng)) as before:
         before.open(3)
         before.batches(2)
-    finally:
-        before.close()
     folders = {"ours": before.ours, "theirs": before.theirs}
     if kind == "savepoint":
         for name, folder in folders.items():
             sb.tools.savepoint(str(folder), str(tmp_path / f"savepoint of {name}"))
             folders[name] = tmp_path / f"savepoint of {name}"
-    after = Twins(tmp_path / "after", CASES["instances"], backend, rng)
-    after.clock, after.rows = before.clock, before.rows
-    after.next = 57
-    try:
+    with closing(Twins(tmp_path / "after", CASES["instances"], backend, rng)) as after:
+        after.clock, after.rows = before.clock, before.rows
+        after.next = 57
         after.open(2, restore_from={name: str(folder) for name, folder in folders.items()}, first_batch=57)
         after.batches(2)
         after.close()
         after.check_state()
-    finally:
-        after.close()
 
 
 def test_a_query_begins_anew_after_a_gap(tmp_path: Path, rng: random.Random) -> None:
-    twins = Twins(tmp_path, CASES["rows"], "heap", rng)
-    try:
+    with closing(Twins(tmp_path, CASES["rows"], "heap", rng)) as twins:
         twins.open(3, on_gap="restart_from_empty")
         twins.batches(2)
         twins.next = 9
@@ -417,14 +408,13 @@ def test_a_query_begins_anew_after_a_gap(tmp_path: Path, rng: random.Random) -> 
         twins.check_state()
         twins.open(2)  # hosts go on with what one process has written
         twins.batches(1)
-    finally:
-        twins.close()
 
 
 def test_a_null_key_fails_a_batch_before_anything_changes(tmp_path: Path, rng: random.Random) -> None:
     case = CASES["one value"]
-    twins = Twins(tmp_path, case._replace(options={**case.options, "null_keys": "fail"}), "heap", rng)
-    try:
+    with closing(
+        Twins(tmp_path, case._replace(options={**case.options, "null_keys": "fail"}), "heap", rng)
+    ) as twins:
         twins.open(3)
         twins.batches(1)
         names = ["user", "n", "seq"]
@@ -435,5 +425,3 @@ def test_a_null_key_fails_a_batch_before_anything_changes(tmp_path: Path, rng: r
         twins.batches(2)
         twins.close()
         twins.check_state()
-    finally:
-        twins.close()

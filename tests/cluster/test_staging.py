@@ -73,9 +73,6 @@ def staging(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     assert list(tmp_path.iterdir()) == []
 
 
-# ------------------------------------------------------------------------------------------- what is taken
-
-
 def test_pieces_are_taken_in_the_order_in_which_they_are_named(staging: Staging) -> None:
     tags = [TAG._replace(task=task) for task in (5, 6, 7)]
     send(staging, tags[0], ("rows", numbered(1, 2)), ("broadcast", numbered(100)), ("rows", numbered(3)))
@@ -141,9 +138,6 @@ def test_pieces_of_one_batch_have_the_same_columns(staging: Staging) -> None:
     with pytest.raises(StoreError, match="not the same columns"):
         staging.taken([TAG, TAG._replace(task=1)])
     staging.taken([TAG]).release()
-
-
-# ------------------------------------------------------------------------------------------- what is not
 
 
 def test_one_attempt_of_a_task_sends_one_piece(staging: Staging) -> None:
@@ -261,9 +255,6 @@ def test_sums_tell_messages_apart_by_kind_order_and_borders() -> None:
     assert len({each.checksum for each in different}) == len(different)
     assert different[0][:2] == (2, 3)
     assert different[3][:2] == (1, 3), "broadcast rows are not those of one host"
-
-
-# ------------------------------------------------------------------------------------------- memory and disk
 
 
 def test_memory_is_used_to_the_last_byte_and_then_each_piece_has_one_file(tmp_path: Path) -> None:
@@ -445,9 +436,6 @@ def test_a_disk_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "pread", lambda file, size, at: real(file, min(size, 7), at))
     assert numbers(staged.rows()) == [1], "in as many parts as the system likes"
     staging.close()
-
-
-# ------------------------------------------------------------------------------------------- in any order
 
 
 class Model:

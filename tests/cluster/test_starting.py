@@ -8,7 +8,8 @@ import resource
 import secrets
 import socket
 import threading
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from host_queries import HostQuery, LocalQuery, data_files
 from host_worlds import JOB, PARALLELISM, ROWS, World
 from raw_links import HOST, wait_until
-from refusing_disks import fill, small_disk
+from refusing_disks import fill
 from thread_cluster import ThreadCluster
 
 import statebackend as sb
@@ -29,8 +30,6 @@ from statebackend.cluster.hosts import _MOST_REFUSALS, Hosts, Question
 from statebackend.cluster.options import HostOptions
 from statebackend.cluster.wire import LinkError
 from statebackend.runtime import Job
-
-__all__ = ["small_disk"]
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
@@ -51,24 +50,20 @@ def tokens(folder: Path) -> list[Path]:
     return list(folder.rglob("*.token"))
 
 
-# --- one library, one platform, memory ---
-
-
 @pytest.mark.parametrize("what", ["library", "python", "platform"])
 def test_hosts_of_another_kind_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     here = host.environment()
     monkeypatch.setattr(host, "environment", lambda: {**here, what: "another"})
-    query = HostQuery(tmp_path, JOB, PARALLELISM)
-    with pytest.raises(sb.HostError, match=f"{what} 'another' instead of .* on executor here") as raised:
-        query.run(0, ROWS)
-    assert raised.value.code == "HOST.VERSION"
-    monkeypatch.undo()  # the executors have been mended; one of before may still come
-    with suppress(sb.HostError):
-        query.run(0, ROWS)
-    query.run(1 if query.store.latest() == 0 else 0, ROWS)
-    query.close()
+    with closing(HostQuery(tmp_path, JOB, PARALLELISM)) as query:
+        with pytest.raises(sb.HostError, match=f"{what} 'another' instead of .* on executor here") as raised:
+            query.run(0, ROWS)
+        assert raised.value.code == "HOST.VERSION"
+        monkeypatch.undo()  # the executors have been mended; one of before may still come
+        with suppress(sb.HostError):
+            query.run(0, ROWS)
+        query.run(1 if query.store.latest() == 0 else 0, ROWS)
 
 
 @pytest.mark.parametrize("limit", [999, 1000, None])
@@ -78,14 +73,13 @@ def test_a_host_that_may_not_have_its_memory_is_refused(
     monkeypatch.setattr(host, "address_space", lambda: limit and limit + (1 << 30))
     backend = HeapBackend(max_bytes=1 << 30)
     job = Job(JOB.function, key="user", schema="user string, total bigint", broadcast="rule", backend=backend)
-    query = HostQuery(tmp_path, job, PARALLELISM, memory=1000)
-    if limit == 999:
-        with pytest.raises(sb.HostError, match="1073742823 bytes, and .* come to 1073742824") as raised:
+    with closing(HostQuery(tmp_path, job, PARALLELISM, memory=1000)) as query:
+        if limit == 999:
+            with pytest.raises(sb.HostError, match="1073742823 bytes, and .* come to 1073742824") as raised:
+                query.run(0, ROWS)
+            assert raised.value.code == "HOST.MEMORY"
+        else:
             query.run(0, ROWS)
-        assert raised.value.code == "HOST.MEMORY"
-    else:
-        query.run(0, ROWS)
-    query.close()
 
 
 def test_the_address_space_is_what_the_system_allows() -> None:
@@ -99,9 +93,6 @@ def test_the_address_space_is_what_the_system_allows() -> None:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-# --- one store ---
-
-
 def test_a_host_that_sees_another_folder_is_refused_before_the_first_batch(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = sb.CheckpointStore(tmp_path / "other").open_for_writing(
@@ -111,15 +102,14 @@ def test_a_host_that_sees_another_folder_is_refused_before_the_first_batch(tmp_p
     def elsewhere(plan: Any) -> Any:
         return plan._replace(store=other.unopened(), writer=other.data_writer())
 
-    query = HostQuery(tmp_path / "store", JOB, 1, cluster=cluster_with(ship=elsewhere))
-    with pytest.raises(
-        sb.UsageError, match="a file of the driver in the checkpoint cannot be read here"
-    ) as raised:
-        query.run(0, ROWS)
-    assert raised.value.code == "USAGE.LOCAL_CHECKPOINT"
-    assert "host 0" in str(raised.value)
-    assert query.store.latest() is None
-    query.close()
+    with closing(HostQuery(tmp_path / "store", JOB, 1, cluster=cluster_with(ship=elsewhere))) as query:
+        with pytest.raises(
+            sb.UsageError, match="a file of the driver in the checkpoint cannot be read here"
+        ) as raised:
+            query.run(0, ROWS)
+        assert raised.value.code == "USAGE.LOCAL_CHECKPOINT"
+        assert "host 0" in str(raised.value)
+        assert query.store.latest() is None
     other.close()
 
 
@@ -136,11 +126,10 @@ def test_a_host_whose_files_the_driver_does_not_see_is_refused(
         return token
 
     monkeypatch.setattr(host.reaching, "leave_token", lost)
-    query = HostQuery(tmp_path, JOB, 1)
     # The driver's own is one that hosts do not find.
-    with pytest.raises(sb.UsageError, match="cannot be read here"):
+    unseen = pytest.raises(sb.UsageError, match="cannot be read here")
+    with closing(HostQuery(tmp_path, JOB, 1)) as query, unseen:
         query.run(0, ROWS)
-    query.close()
 
 
 def test_full_disk_is_named_when_hosts_start(small_disk: Path) -> None:
@@ -152,17 +141,13 @@ def test_full_disk_is_named_when_hosts_start(small_disk: Path) -> None:
 
 
 def test_tokens_are_gone_when_they_have_been_seen(tmp_path: Path) -> None:
-    query = HostQuery(tmp_path, JOB, PARALLELISM)
-    query.run(0, ROWS)
-    assert len(tokens(tmp_path)) == 1, "that of the driver, for hosts to come"
-    query.cluster.lose(0)
-    query.run(1, ROWS)
-    assert len(tokens(tmp_path)) == 1
-    query.close()
+    with closing(HostQuery(tmp_path, JOB, PARALLELISM)) as query:
+        query.run(0, ROWS)
+        assert len(tokens(tmp_path)) == 1, "that of the driver, for hosts to come"
+        query.cluster.lose(0)
+        query.run(1, ROWS)
+        assert len(tokens(tmp_path)) == 1
     assert tokens(tmp_path) == []
-
-
-# --- slots ---
 
 
 def test_query_that_has_ended_does_not_wait_for_hosts() -> None:
@@ -178,25 +163,23 @@ def test_host_that_ends_with_its_query_is_not_called_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, is_over: bool
 ) -> None:
     """Spark may be stopped before the driver knows that the query has ended."""
-    query = HostQuery(tmp_path, JOB, 1)
-    query.run(0, ROWS)
-    query.cluster.is_over = is_over
-    host = query.execution._hosts._hosts[0]
-    query.cluster.lose(0)
-    wait_until(lambda: host.is_lost)
-    query.close()
+    with closing(HostQuery(tmp_path, JOB, 1)) as query:
+        query.run(0, ROWS)
+        query.cluster.is_over = is_over
+        host = query.execution._hosts._hosts[0]
+        query.cluster.lose(0)
+        wait_until(lambda: host.is_lost)
     assert ("was lost" in caplog.text) is not is_over
 
 
 def test_host_that_gives_its_slot_back_is_not_called_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    query = HostQuery(tmp_path, JOB, 1)
-    query.run(0, ROWS)
-    query.execution._hosts.release()
-    wait_until(lambda: query.cluster.ended)
-    query.run(1, ROWS)
-    query.close()
+    with closing(HostQuery(tmp_path, JOB, 1)) as query:
+        query.run(0, ROWS)
+        query.execution._hosts.release()
+        wait_until(lambda: query.cluster.ended)
+        query.run(1, ROWS)
     assert "was lost" not in caplog.text
 
 
@@ -213,29 +196,27 @@ def test_hosts_without_slots_are_told_and_all_others_end_meanwhile(
     monkeypatch.setattr(cluster_hosts, "TELL", 0.1)
     clusters = cluster_with(has_slot=lambda number: number == 0)
     options = HostOptions(start_timeout=0.3, max_tries=3)
-    query = HostQuery(tmp_path, JOB, PARALLELISM, hosts=options, cluster=clusters)
-    cluster = query.cluster
-    with caplog.at_level(logging.INFO):
-        with pytest.raises(sb.HostError, match="1 of 2 registered within 0.3 s") as raised:
-            query.run(0, ROWS)
-        wait_until(lambda: "host 0 on executor here is ready, 1 of 2" in caplog.text)
-    assert "waiting for hosts: 1 of 2 have registered, 1 have their state" in caplog.text
-    assert raised.value.code == "HOST.START"
-    assert len(cluster.paused) == 2
-    assert all(0 <= each <= 0.3 for each in cluster.paused)
-    # Host 0 has given its slot back each time.
-    wait_until(lambda: cluster.ended.count("the driver let it go") >= 2)
-    query.close()
+    with closing(HostQuery(tmp_path, JOB, PARALLELISM, hosts=options, cluster=clusters)) as query:
+        cluster = query.cluster
+        with caplog.at_level(logging.INFO):
+            with pytest.raises(sb.HostError, match="1 of 2 registered within 0.3 s") as raised:
+                query.run(0, ROWS)
+            wait_until(lambda: "host 0 on executor here is ready, 1 of 2" in caplog.text)
+        assert "waiting for hosts: 1 of 2 have registered, 1 have their state" in caplog.text
+        assert raised.value.code == "HOST.START"
+        assert len(cluster.paused) == 2
+        assert all(0 <= each <= 0.3 for each in cluster.paused)
+        # Host 0 has given its slot back each time.
+        wait_until(lambda: cluster.ended.count("the driver let it go") >= 2)
 
 
 def test_host_that_comes_after_its_job_has_ended_is_refused(tmp_path: Path) -> None:
     """Else it would run without a slot, and each job that follows would find that its range has a host."""
-    query = HostQuery(tmp_path, JOB, 1, cluster=cluster_with(has_no_job={0}))
-    wait_until(lambda: query.cluster.ended)
-    assert query.cluster.ended[0] == "refused: the job of the host has ended, of range 0"
-    query.cluster.has_no_job.clear()
-    query.run(0, ROWS)
-    query.close()
+    with closing(HostQuery(tmp_path, JOB, 1, cluster=cluster_with(has_no_job={0}))) as query:
+        wait_until(lambda: query.cluster.ended)
+        assert query.cluster.ended[0] == "refused: the job of the host has ended, of range 0"
+        query.cluster.has_no_job.clear()
+        query.run(0, ROWS)
 
 
 def test_two_queries_that_each_have_half_of_the_slots_both_come_to_run(tmp_path: Path) -> None:
@@ -259,21 +240,14 @@ def test_two_queries_that_each_have_half_of_the_slots_both_come_to_run(tmp_path:
             finally:
                 slots.release()
 
-    results: list[Any] = []
-
-    def run(name: str) -> None:
+    def run(name: str) -> tuple[int, Any]:
         options = HostOptions(start_timeout=1.0, max_tries=50)
-        query = HostQuery(tmp_path / name, JOB, PARALLELISM, hosts=options, cluster=Shared)
-        try:
-            results.append((query.run(0, ROWS).progress["numOutputRows"], query.cluster.paused))
-        finally:
-            query.close()
+        made = HostQuery(tmp_path / name, JOB, PARALLELISM, hosts=options, cluster=Shared)
+        with closing(made) as query:
+            return query.run(0, ROWS).progress["numOutputRows"], query.cluster.paused
 
-    threads = [threading.Thread(target=run, args=(name,)) for name in ("one", "other")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(run, ("one", "other"), timeout=60))
     assert [rows for rows, _ in results] == [4, 4]
     assert any(paused for _, paused in results), "they have waited for each other"
 
@@ -293,44 +267,35 @@ def test_a_driver_that_cannot_listen_keeps_no_slots(tmp_path: Path) -> None:
     assert made[0]._is_closed.is_set()
 
 
-# --- executors ---
-
-
 def test_no_executor_has_more_than_its_share_of_hosts(tmp_path: Path) -> None:
     places = {0: iter("aaaa"), 1: iter("aaab"), 2: iter("abbb"), 3: iter("aaab")}
     clusters = cluster_with(executors=2, place_of=lambda number: next(places[number], "b"))
-    query = HostQuery(tmp_path, JOB, 4, cluster=clusters)
-    query.run(0, ROWS)
-    there = sorted(each._place for each in query.cluster.hosts.values())
-    assert there == ["a", "a", "b", "b"]
-    assert any("has its share of hosts, 2" in each for each in query.cluster.ended)
-    query.close()
+    with closing(HostQuery(tmp_path, JOB, 4, cluster=clusters)) as query:
+        query.run(0, ROWS)
+        there = sorted(each._place for each in query.cluster.hosts.values())
+        assert there == ["a", "a", "b", "b"]
+        assert any("has its share of hosts, 2" in each for each in query.cluster.ended)
 
 
 def test_hosts_that_find_no_other_executor_stay_where_they_are(tmp_path: Path) -> None:
-    query = HostQuery(tmp_path, JOB, PARALLELISM, cluster=cluster_with(executors=2))
-    query.run(0, ROWS)
-    refused = [each for each in query.cluster.ended if "has its share of hosts, 1" in each]
-    assert len(refused) == _MOST_REFUSALS
-    query.close()
+    with closing(HostQuery(tmp_path, JOB, PARALLELISM, cluster=cluster_with(executors=2))) as query:
+        query.run(0, ROWS)
+        refused = [each for each in query.cluster.ended if "has its share of hosts, 1" in each]
+        assert len(refused) == _MOST_REFUSALS
 
 
 def test_hosts_are_shared_out_evenly_however_many_were_lost_before(tmp_path: Path) -> None:
     """Spark tries an executor that has its share first, each time."""
     places = {0: itertools.chain("a", itertools.cycle("bbba")), 1: itertools.cycle("b")}
     clusters = cluster_with(executors=2, place_of=lambda number: next(places[number]))
-    query = HostQuery(tmp_path, JOB, PARALLELISM, cluster=clusters)
-    query.run(0, ROWS)
-    for batch_id in range(1, 8):
-        query.cluster.lose(0)
-        query.run(batch_id, ROWS)
-        assert [query.cluster.hosts[number]._place for number in range(PARALLELISM)] == ["a", "b"]
-    refused = [each for each in query.cluster.ended if "has its share of hosts, 1" in each]
-    assert len(refused) > _MOST_REFUSALS * PARALLELISM
-    query.close()
-
-
-# --- what a task reaches ---
+    with closing(HostQuery(tmp_path, JOB, PARALLELISM, cluster=clusters)) as query:
+        query.run(0, ROWS)
+        for batch_id in range(1, 8):
+            query.cluster.lose(0)
+            query.run(batch_id, ROWS)
+            assert [query.cluster.hosts[number]._place for number in range(PARALLELISM)] == ["a", "b"]
+        refused = [each for each in query.cluster.ended if "has its share of hosts, 1" in each]
+        assert len(refused) > _MOST_REFUSALS * PARALLELISM
 
 
 def test_tasks_that_do_not_reach_hosts_are_told_before_rows_are_sent(tmp_path: Path) -> None:
@@ -338,11 +303,10 @@ def test_tasks_that_do_not_reach_hosts_are_told_before_rows_are_sent(tmp_path: P
         def probe(self, addresses: Any, secret: bytes, limit: float) -> None:
             super().probe([("127.0.0.1", 1)], secret, limit)
 
-    query = HostQuery(tmp_path, JOB, PARALLELISM, cluster=Unreachable)
-    with pytest.raises(sb.HostError, match="a task does not reach a host"):
-        query.run(0, ROWS)
-    assert query.store.latest() is None
-    query.close()
+    with closing(HostQuery(tmp_path, JOB, PARALLELISM, cluster=Unreachable)) as query:
+        with pytest.raises(sb.HostError, match="a task does not reach a host"):
+            query.run(0, ROWS)
+        assert query.store.latest() is None
 
 
 def test_a_host_that_is_lost_while_tasks_look_for_it_costs_a_try(world: World) -> None:
@@ -359,22 +323,17 @@ def test_a_host_that_is_lost_while_tasks_look_for_it_costs_a_try(world: World) -
     world.batch()
     assert query.cluster.paused == [0.0]
     world.batch()
-    world.close()
-
-
-# --- ranges ---
 
 
 def test_progress_shows_the_host_that_has_half_of_all_rows(tmp_path: Path) -> None:
     """A key that has half of the rows is at one host, whatever the number of hosts."""
     users = [f"user {number}" if number % 2 else "hot" for number in range(400)]
     table = pa.table({"user": users, "n": [1] * 400, "rule": [False] * 400})
-    query = HostQuery(tmp_path, JOB, 4)
-    rows = [each["numRows"] for each in query.run(0, table).progress["hosts"]]
-    assert sum(rows) == 400
-    assert max(rows) >= 200
-    assert sorted(rows)[-2] < 100
-    query.close()
+    with closing(HostQuery(tmp_path, JOB, 4)) as query:
+        rows = [each["numRows"] for each in query.run(0, table).progress["hosts"]]
+        assert sum(rows) == 400
+        assert max(rows) >= 200
+        assert sorted(rows)[-2] < 100
     alone = LocalQuery(tmp_path, JOB)
     alone.close()
     there, named = data_files(tmp_path)

@@ -36,13 +36,7 @@ def test_after_a_commit_whose_outcome_is_unknown_nothing_that_it_names_is_gone(
     world.open()
     world.batch()
     monkeypatch.setattr(of, name, failing)
-    unknown(world, was_committed=was_committed)
-
-
-def unknown(world: World, *, was_committed: bool) -> None:
-    """Run a batch whose commit fails; then begin again, and go on with what is there."""
     table = world.table()
-    assert world.query is not None
     query = world.query
     with pytest.raises(OSError, match=r"answer was lost|not known"):
         query.run(world.next, table, PARTITIONS)
@@ -62,7 +56,6 @@ def unknown(world: World, *, was_committed: bool) -> None:
     else:
         world.batch(table)
     world.batch()
-    world.close()
 
 
 def test_of_two_queries_on_one_store_one_is_refused(world: World) -> None:
@@ -72,7 +65,6 @@ def test_of_two_queries_on_one_store_one_is_refused(world: World) -> None:
         HostQuery(world.folder, JOB, PARALLELISM)
     world.batch()
     assert query.runner.is_open
-    world.close()
 
 
 def test_hosts_of_a_query_that_was_overtaken_end(world: World) -> None:
@@ -90,4 +82,3 @@ def test_hosts_of_a_query_that_was_overtaken_end(world: World) -> None:
     assert len(ended) >= PARALLELISM
     world.open()
     world.batch()
-    world.close()

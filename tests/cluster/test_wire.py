@@ -20,15 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from raw_links import (
-    HELLO,
-    LONG,
-    SECRET,
-    Served,
-    frame,
-    rest_of,
-    wait_until,
-)
+from raw_links import HELLO, LONG, SECRET, Served, frame, rest_of, wait_until
 
 from statebackend.cluster import wire
 from statebackend.cluster.wire import (
@@ -44,9 +36,6 @@ from statebackend.cluster.wire import (
 from statebackend.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
-
-
-# ------------------------------------------------------------------------------------------- frames
 
 
 def test_headers_and_bodies_arrive_as_they_were_sent(pair: tuple[Link, Link], rng: random.Random) -> None:
@@ -300,9 +289,6 @@ def test_errors_never_hold_a_value(pair: tuple[Link, Link], bare: Any) -> None:
     assert refused.value.__suppress_context__
     assert caught.value.__suppress_context__
     assert not any("private" in text or "inf" in text for text in texts)
-
-
-# ------------------------------------------------------------------------------------------- ends of links
 
 
 def test_close_wakes_who_receives(served: Served, rng: random.Random) -> None:

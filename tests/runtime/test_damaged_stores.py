@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -137,28 +138,19 @@ def test_damage_is_found_or_does_no_harm(
     def at_rest() -> None:
         nonlocal what
         what = "at rest: " + damage(folder, rng)
-        runner = opened(folder)
-        try:
+        with closing(opened(folder)) as runner:
             assert delivered(run(runner, BATCHES - 1)) == right[BATCHES - 1], what
             assert delivered(run(runner, BATCHES)) == right[BATCHES], what
-        finally:
-            runner.close()
 
     def before_the_sink() -> None:
         nonlocal what
-        runner = opened(folder)
-        try:
+        with closing(opened(folder)) as runner:
             committed = run(runner, BATCHES)
             what = "before the sink: " + damage(folder, rng)
             assert delivered(committed) == right[BATCHES], what
             assert delivered(run(runner, BATCHES + 1)) == right[BATCHES + 1], what
-        finally:
-            runner.close()
-        runner = opened(folder)
-        try:
+        with closing(opened(folder)) as runner:
             assert delivered(run(runner, BATCHES + 1)) == right[BATCHES + 1], what
-        finally:
-            runner.close()
 
     for number in range(trials):
         found += trial(folder, whole, before_the_sink if number % 2 else at_rest)

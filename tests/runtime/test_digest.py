@@ -24,8 +24,6 @@ from statebackend.runtime.origin import rows_digest
 
 pytestmark = pytest.mark.checked
 
-# ------------------------------------------------------------------------------------------ the oracle
-
 MASK = 2**64 - 1
 MIXERS = (
     (33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33),
@@ -140,9 +138,6 @@ def plain_value(scalar: Any, tag: str) -> int | bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-# ------------------------------------------------------------------------------------------ strategies
-
-
 def bounded(bits: int) -> st.SearchStrategy[int]:
     return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
@@ -201,9 +196,6 @@ def tables(draw: st.DrawFn, max_rows: int = 8) -> pa.Table:
         held = draw(st.lists(st.none() | values, min_size=rows, max_size=rows))
         columns.append(pa.array(held, kind))
     return pa.table(columns, names=[f"c{n}" for n in range(len(columns))])
-
-
-# ------------------------------------------------------------------------------------------ properties
 
 
 @given(tables(), st.data())
@@ -311,9 +303,6 @@ def test_what_lies_under_a_null_plays_no_part() -> None:
     assert len(found) == 1
 
 
-# ------------------------------------------------------------------------------------------ what changes it
-
-
 def different(*tables: pa.Table) -> None:
     digests = [rows_digest(each) for each in tables]
     assert len(set(digests)) == len(digests)
@@ -347,8 +336,6 @@ def test_every_nan_is_one_and_zeros_are_two(kind: Any) -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------ never another
-
 GOLDEN: list[tuple[str, Callable[[], pa.Table]]] = [
     ("00000000000000000000000000000000", lambda: pa.table({"n": pa.array([], pa.int64())})),
     ("6e7e81d1ebd332a3b327852a6c484604", lambda: pa.table({
@@ -381,9 +368,6 @@ def test_digests_that_are_written_down_stay(digest: str, make: Callable[[], pa.T
     """If this fails, the code is wrong: batches of checkpoints that exist would not be known again."""
     assert rows_digest(make()) == digest
     assert oracle(make()) == digest
-
-
-# ------------------------------------------------------------------------------------------ what is refused
 
 
 def test_types_that_have_no_digest_are_refused() -> None:

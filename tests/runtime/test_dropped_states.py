@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,9 @@ def run(
     folder: Path, batch_id: int, function: Any, backend: str = "heap", users: int = len(USERS), **options: Any
 ) -> str:
     """Start a query, run one batch, and stop it. Returns the states that each of these users had before."""
-    runner = Runner(job_of(function, backend), CheckpointStore(folder, retain=10), STRING, **options)
-    try:
+    store = CheckpointStore(folder, retain=10)
+    with closing(Runner(job_of(function, backend), store, STRING, **options)) as runner:
         committed = runner.run(batch_id, Incoming(lambda: rows(batch_id + 1, users)), Stopwatch())
-    finally:
-        runner.close()
     (before,) = {states for _, states in rows_out(committed)}
     return str(before)
 
@@ -437,11 +436,8 @@ def test_state_is_dropped_from_a_golden_store(tmp_path: Path) -> None:
 
 def test_hosts_refuse_a_misspelt_name_and_follow_a_drop(tmp_path: Path) -> None:
     def batch(batch_id: int, function: Any) -> None:
-        query = HostQuery(tmp_path, job_of(function), 2)
-        try:
+        with closing(HostQuery(tmp_path, job_of(function), 2)) as query:
             query.run(batch_id, rows(batch_id + 1))
-        finally:
-            query.close()
 
     for batch_id in range(2):
         batch(batch_id, KeepsLists("count", "total"))

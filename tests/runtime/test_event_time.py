@@ -12,18 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from event_days import (
-    DELAY,
-    MINUTE,
-    SCHEMA,
-    START,
-    Counts,
-    Event,
-    cut,
-    day,
-    in_event_time,
-    table_of,
-)
+from event_days import DELAY, MINUTE, SCHEMA, START, Counts, Event, cut, day, in_event_time, table_of
 from host_queries import rows_out
 from pieces import either_way
 

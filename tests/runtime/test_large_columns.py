@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,8 @@ class Given(sb.KeyedProcessFunction):
 def committed_output(folder: Path, kind: str, rows: pa.Table, columns: Sequence[str]) -> Iterator[Committed]:
     job = Job(Given(kind), key="user", schema=f"user bigint, value {kind}")
     store = sb.CheckpointStore(folder)
-    runner = Runner(job, store, sb.types.LONG, query="q", delivered={"main": columns})
-    try:
+    with closing(Runner(job, store, sb.types.LONG, query="q", delivered={"main": columns})) as runner:
         yield runner.run(0, Incoming(lambda: rows, plan_identity(0, [])), Stopwatch())
-    finally:
-        runner.close()
 
 
 @pytest.mark.stress
@@ -72,18 +69,16 @@ def test_a_column_of_a_batch_has_more_than_two_gigabytes(
 def test_a_column_of_a_state_has_more_than_two_gigabytes(tmp_path: Path, kind: str) -> None:
     """Takes 8 GiB of memory."""
     texts = pa.chunked_array([pa.array([TEXT])] * ROWS)
-    keys = [range(ROWS)] if kind == "value" else [[1] * ROWS, range(ROWS)]
-    value, entries = sb.ValueStateDescriptor("text", str), sb.MapStateDescriptor("text", int, str)
+    keys = [[1] * ROWS, range(ROWS)] if kind == "map" else [range(ROWS)]
+    is_map = kind == "map"
+    descriptor = sb.MapStateDescriptor("text", int, str) if is_map else sb.ValueStateDescriptor("text", str)
     store = sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=32)
     with store, create("heap") as keyed:
-        if kind == "value":
-            keyed.get_value_state(value).update_many(*keys, texts)
-        else:
-            keyed.get_map_state(entries).put_many(*keys, texts)
+        state = keyed.get_state(descriptor)
+        (state.put_many if is_map else state.update_many)(*keys, texts)
         store.commit(0, [keyed.snapshot(0, store).result()])
     with create("heap", restore=store.open_latest()) as again:
-        state = again.get_value_state(value) if kind == "value" else again.get_map_state(entries)
-        found = state.get_many(*keys)
+        found = again.get_state(descriptor).get_many(*keys)
         assert found.type == pa.large_string()
         assert pc.all(pc.equal(found, pa.scalar(TEXT, pa.large_string()))).as_py()
     assert sb.tools.read_state(tmp_path, "text").num_rows == ROWS
@@ -139,7 +134,4 @@ def test_maps_that_are_converted_a_few_at_a_time_come_in_one_column() -> None:
     schema = OutputSchema("m map<double,bigint>, l array<map<double,bigint>>")
     rows = [({float(n): n}, [{float(n): n}, None]) for n in range(200)]
     found = schema.table_of_rows([*rows, (None, None)]).to_pylist()
-    assert found == [
-        *({"m": [(n, n)], "l": [[(n, n)], None]} for n in range(200)),
-        {"m": None, "l": None},
-    ]
+    assert found == [*({"m": [(n, n)], "l": [[(n, n)], None]} for n in range(200)), {"m": None, "l": None}]

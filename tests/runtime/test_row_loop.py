@@ -63,9 +63,6 @@ def run(
         task.close()
 
 
-# --- rows in ---
-
-
 @given(st.data())
 def test_rows_are_those_of_the_columns(data: st.DataObject) -> None:
     kinds = data.draw(st.lists(value_types, min_size=1, max_size=4))
@@ -138,8 +135,6 @@ def test_buffers_that_are_too_short_are_refused() -> None:
             RowMaker(2, tuple, [column], None)
 
 
-# --- columns of dates, timestamps and decimals ---
-
 KINDS = [
     pa.date32(),
     pa.timestamp("us"),
@@ -200,8 +195,6 @@ def test_times_are_written_as_arrow_writes_them(rng: random.Random, ddl: str) ->
         .equals(pa.array(values, kind))
     )
 
-
-# --- keys ---
 
 KEYS: dict[str, list[Any]] = {
     "bigint": [5, -(2**63), 2**63 - 1, 5, 0],
@@ -367,9 +360,6 @@ def test_the_backend_may_be_closed_by_the_function() -> None:
     for keys, key_type in (([1, 2, 3], "bigint"), (["a", "b", "c"], "string")):
         with pytest.raises(sb.ClosedError):
             run(process, pa.table({"k": keys, "n": [0, 1, 2]}), key_type=key_type)
-
-
-# --- rows out ---
 
 
 def by_value(kind: Any, values: list[Any]) -> pa.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,11 @@ class Years:
         """The number that the user has been seen."""
         store = sb.CheckpointStore(self.folder, **self.options)
         made = Job(Seen(), key="user", schema="user string, n bigint", **job)
-        runner = Runner(made, store, STRING, clock=self.clock)
-        try:
+        with closing(Runner(made, store, STRING, clock=self.clock)) as runner:
             table = pa.table({"user": ["a"], "at": [self.clock.now() if at is None else at]})
             runner.run(self.next, Incoming(lambda: table), Stopwatch())
             self.next += 1
             return sb.tools.read_state(self.folder, "n")["value"].to_pylist()[0]
-        finally:
-            runner.close()
 
 
 @pytest.fixture
