@@ -10,7 +10,7 @@ import pytest
 from left_alive import left_alive
 
 from statebackend._core.rocksdb.binding import library
-from statebackend._core.rocksdb.binding.database import Database
+from statebackend._core.rocksdb.binding.database import ColumnFamily, Database
 from statebackend._core.rocksdb.binding.options import Options
 from statebackend.backends.rocksdb.location import find_library
 
@@ -34,3 +34,8 @@ def db(tmp_path: Path) -> Iterator[Database]:
     """An empty database with the column families "default" and "a"."""
     with Database(tmp_path / "db", Options(), {"a": Options()}) as database:
         yield database
+
+
+@pytest.fixture
+def a(db: Database) -> ColumnFamily:
+    return db.column_family("a")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rocks import Database, Iterator, Options, WriteBatch, open_database, rows
+from rocks import ColumnFamily, Database, Iterator, Options, WriteBatch, open_database, rows
 
 from statebackend.errors import UsageError
 
@@ -17,8 +17,7 @@ def contents(db: Database) -> list[tuple[bytes, bytes]]:
     return list(Iterator(db.column_family("a")))
 
 
-def test_nothing_is_written_before_write(db: Database) -> None:
-    a = db.column_family("a")
+def test_nothing_is_written_before_write(db: Database, a: ColumnFamily) -> None:
     db.put(a, b"old", b"1")
     batch = WriteBatch(db)
     batch.put(a, b"new", b"2")
@@ -32,8 +31,7 @@ def test_nothing_is_written_before_write(db: Database) -> None:
         assert len(batch) == 0
 
 
-def test_rows_that_do_not_fit_change_nothing(db: Database) -> None:
-    a = db.column_family("a")
+def test_rows_that_do_not_fit_change_nothing(db: Database, a: ColumnFamily) -> None:
     batch = WriteBatch(db)
     with pytest.raises(UsageError, match="as many values as keys"):
         batch.put_many(a, *rows([b"1", b"2"]), *rows([b"1"]))
@@ -42,9 +40,8 @@ def test_rows_that_do_not_fit_change_nothing(db: Database) -> None:
     assert len(batch) == 0
 
 
-def test_a_batch_that_cannot_be_written_is_kept(db: Database) -> None:
+def test_a_batch_that_cannot_be_written_is_kept(db: Database, a: ColumnFamily) -> None:
     b = db.create_column_family("b", Options())
-    a = db.column_family("a")
     batch = WriteBatch(db)
     batch.put(b, b"1", b"")
     batch.put(a, b"1", b"")

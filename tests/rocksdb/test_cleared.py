@@ -146,15 +146,26 @@ def running(tmp_path: Path) -> Iterator[Any]:
         made.pop().close()
 
 
+@pytest.fixture
+def dropped(running: Any) -> Any:
+    """Makes backends whose first rows are in a base, have expired, and were dropped by compactions."""
+
+    def run(kind: str = "map", keys: int = 4, namespaces: Any = (sb.VOID,)) -> Running:
+        made: Running = running(kind)
+        made.fill(keys, namespaces)
+        made.take("base")
+        made.expire()
+        return made
+
+    return run
+
+
 ALL = {"": 1, "a": 2, "b": 3}
 
 
 @pytest.mark.parametrize("how", ["clear", "clear_many", "clear_key"])
-def test_a_map_that_was_cleared_stays_empty(running: Any, how: str) -> None:
-    run = running()
-    run.fill()
-    run.take("base")
-    run.expire()
+def test_a_map_that_was_cleared_stays_empty(dropped: Any, how: str) -> None:
+    run = dropped()
     state = run.at(1)
     assert list(state.items()) == []
     clear(run, state, how)
@@ -164,11 +175,8 @@ def test_a_map_that_was_cleared_stays_empty(running: Any, how: str) -> None:
         assert shown(committed, backend, "map", [(0, sb.VOID), (1, sb.VOID)]) == [ALL, {}]
 
 
-def test_what_is_put_after_a_clear_is_in_the_same_delta_behind_it(running: Any) -> None:
-    run = running()
-    run.fill()
-    run.take("base")
-    run.expire()
+def test_what_is_put_after_a_clear_is_in_the_same_delta_behind_it(dropped: Any) -> None:
+    run = dropped()
     state = run.at(1)
     state.put_all({"a": 20, "c": 30})
     state.remove("b")
@@ -192,11 +200,8 @@ def test_what_is_put_after_a_clear_is_in_the_same_delta_behind_it(running: Any) 
 
 
 @pytest.mark.parametrize("kind", ["map", "list"])
-def test_a_namespace_that_was_never_written_is_not_taken_for_another(running: Any, kind: str) -> None:
-    run = running(kind)
-    run.fill()
-    run.take("base")
-    run.expire()
+def test_a_namespace_that_was_never_written_is_not_taken_for_another(dropped: Any, kind: str) -> None:
+    run = dropped(kind)
     run.at(1, "w").clear()
     if kind == "list":
         run.at(2)
@@ -207,13 +212,10 @@ def test_a_namespace_that_was_never_written_is_not_taken_for_another(running: An
 
 
 def test_deltas_that_are_merged_clear_what_they_cleared(
-    running: Any, monkeypatch: pytest.MonkeyPatch
+    dropped: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chain, "FAN", 3)
-    run = running()
-    run.fill(20)
-    run.take("base")
-    run.expire()
+    run = dropped(keys=20)
     merged = 0
     for key in range(12):
         run.at(key).clear()
@@ -234,11 +236,8 @@ def test_deltas_that_are_merged_clear_what_they_cleared(
         assert shown(committed, backend, "map", places) == [*expected, ALL]
 
 
-def test_a_backend_of_some_key_groups_restores_their_clears(running: Any) -> None:
-    run = running()
-    run.fill(40)
-    run.take("base")
-    run.expire()
+def test_a_backend_of_some_key_groups_restores_their_clears(dropped: Any) -> None:
+    run = dropped(keys=40)
     for key in range(0, 40, 2):
         run.at(key).clear()
     committed = run.take("delta")
@@ -260,11 +259,8 @@ def test_a_backend_of_some_key_groups_restores_their_clears(running: Any) -> Non
         *((kind, "clear") for kind in ("list", "reducing")),
     ],
 )
-def test_other_states_that_were_cleared_stay_empty(running: Any, kind: str, how: str) -> None:
-    run = running(kind)
-    run.fill()
-    run.take("base")
-    run.expire()
+def test_other_states_that_were_cleared_stay_empty(dropped: Any, kind: str, how: str) -> None:
+    run = dropped(kind)
     state = run.at(1)
     clear(run, state, how)
     committed = run.take("delta")
@@ -274,12 +270,9 @@ def test_other_states_that_were_cleared_stay_empty(running: Any, kind: str, how:
 
 
 @pytest.mark.parametrize("kind", ["map", "value", "list", "reducing"])
-def test_a_key_is_cleared_in_namespaces_of_which_nobody_knows_any_more(running: Any, kind: str) -> None:
+def test_a_key_is_cleared_in_namespaces_of_which_nobody_knows_any_more(dropped: Any, kind: str) -> None:
     """No row of a delta says that, so the next snapshot is a base; the one after it is a delta again."""
-    run = running(kind)
-    run.fill(namespaces=(sb.VOID, "w"))
-    run.take("base")
-    run.expire()
+    run = dropped(kind, namespaces=(sb.VOID, "w"))
     run.at(1)
     run.keyed.clear_key()
     committed = run.take("base")
@@ -293,11 +286,8 @@ def test_a_key_is_cleared_in_namespaces_of_which_nobody_knows_any_more(running: 
 
 @pytest.mark.parametrize("kind", ["list", "reducing"])
 @pytest.mark.parametrize("is_new", [False, True], ids=["all had expired", "one had not"])
-def test_namespaces_that_were_merged_away_stay_empty(running: Any, kind: str, is_new: bool) -> None:
-    run = running(kind)
-    run.fill(namespaces=("a", "b", "c"))
-    run.take("base")
-    run.expire()
+def test_namespaces_that_were_merged_away_stay_empty(dropped: Any, kind: str, is_new: bool) -> None:
+    run = dropped(kind, namespaces=("a", "b", "c"))
     if is_new:
         run.at(1, "b").add(7)
     run.at(1)
@@ -310,12 +300,9 @@ def test_namespaces_that_were_merged_away_stay_empty(running: Any, kind: str, is
 
 
 @pytest.mark.parametrize(("how", "is_watched"), [("remove", True), ("remove_many", False)])
-def test_an_entry_that_was_removed_stays_away(running: Any, how: str, is_watched: bool) -> None:
+def test_an_entry_that_was_removed_stays_away(dropped: Any, how: str, is_watched: bool) -> None:
     """Also while somebody iterates over a map of the state."""
-    run = running()
-    run.fill()
-    run.take("base")
-    run.expire()
+    run = dropped()
     run.at(3).put("x", 1)
     watching = run.state.items() if is_watched else None
     state = run.at(1)
@@ -342,12 +329,9 @@ def test_where_compactions_drop_nothing_a_delta_has_what_was_found(running: Any,
     assert found == [("REMOVE", 1, each) for each in ("", "a", "b")]
 
 
-def test_clears_of_many_rows_are_written_in_pieces(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clears_of_many_rows_are_written_in_pieces(dropped: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_backend, "BATCH_ROWS", 3)
-    run = running()
-    run.fill(60)
-    run.take("base")
-    run.expire()
+    run = dropped(keys=60)
     for key in range(50):
         run.at(key).clear()
         run.state.put("n", key)

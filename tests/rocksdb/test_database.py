@@ -14,6 +14,7 @@ import pytest
 from processes import run
 from rocks import (
     PRELUDE,
+    ColumnFamily,
     Database,
     Iterator,
     MemoryBudget,
@@ -31,8 +32,7 @@ from statebackend.errors import ClosedError, StateBackendError, StoreError, Usag
 pytestmark = pytest.mark.checked
 
 
-def test_scalar_access(db: Database) -> None:
-    a = db.column_family("a")
+def test_scalar_access(db: Database, a: ColumnFamily) -> None:
     entries = {b"": b"", b"\0\xff": bytes(range(256)) * 400, b"k1": b"v", b"k2": b"w"}
     for key, value in entries.items():
         assert db.get(a, key) is None
@@ -107,8 +107,7 @@ def test_no_database_is_made_unasked(tmp_path: Path) -> None:
     assert not (tmp_path / "db" / "CURRENT").exists()
 
 
-def test_many_keys_in_one_call(db: Database, np_rng: np.random.Generator) -> None:
-    a = db.column_family("a")
+def test_many_keys_in_one_call(db: Database, a: ColumnFamily, np_rng: np.random.Generator) -> None:
     keys = [b"%d" % i for i in np_rng.permutation(5_000)]
     stored = {key: key * int(n) for key, n in zip(keys, np_rng.integers(0, 9, len(keys)), strict=True)}
     for key in keys[::2]:
@@ -140,8 +139,7 @@ def test_offsets_that_do_not_fit_are_refused(db: Database, offsets: list[int]) -
         db.multi_get(db.column_family("a"), np.array(offsets, np.int64), b"abcd")
 
 
-def test_files_and_properties(db: Database) -> None:
-    a = db.column_family("a")
+def test_files_and_properties(db: Database, a: ColumnFamily) -> None:
     for i in range(100):
         db.put(a, b"%03d" % i, b"x" * 100)
     db.delete(a, b"050")
@@ -159,8 +157,7 @@ def test_files_and_properties(db: Database) -> None:
     assert db.statistics(a)["background_errors"] == 0
 
 
-def test_files_of_a_range_go_without_a_compaction(db: Database) -> None:
-    a = db.column_family("a")
+def test_files_of_a_range_go_without_a_compaction(db: Database, a: ColumnFamily) -> None:
     for part in (b"1", b"2"):
         for i in range(100):
             db.put(a, part + b"%03d" % i, b"x")
@@ -204,9 +201,6 @@ def test_databases_share_one_budget(tmp_path: Path) -> None:
     del budget
     with pytest.raises(UsageError, match="too small"):
         MemoryBudget(1 << 20)
-
-
-# ------------------------------------------------------------------------------------------------ its end
 
 
 def all_calls(db: Database) -> list[Callable[[], object]]:
@@ -373,8 +367,7 @@ assert counts["databases"] == counts["families"] == counts["iterators"] == count
     assert int(done.stdout) < 2_000  # kilobytes
 
 
-def test_a_setting_of_an_open_family_is_changed(db: Database) -> None:
-    a = db.column_family("a")
+def test_a_setting_of_an_open_family_is_changed(db: Database, a: ColumnFamily) -> None:
     db.set_option(a, "periodic_compaction_seconds", 3600)
     with pytest.raises(UsageError):
         db.set_option(a, "no such setting", 1)

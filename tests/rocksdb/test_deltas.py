@@ -109,8 +109,7 @@ def test_columns_that_are_appended_are_noted_like_calls(tmp_path: Path) -> None:
 def test_what_is_rolled_back_was_not_appended(tmp_path: Path) -> None:
     with writing(tmp_path) as (store, keyed):
         tags = keyed.get_state(TAGS)
-        for key in range(9):
-            at(keyed, tags, key).add("old")
+        tags.add_many(range(9), ["old"] * 9)
         take(keyed, store, 0)
         outer = keyed.mark()
         at(keyed, tags, 1).add("stays")
@@ -128,8 +127,7 @@ def test_what_is_rolled_back_was_not_appended(tmp_path: Path) -> None:
 def test_an_aborted_snapshot_passes_on_what_was_appended(tmp_path: Path) -> None:
     with writing(tmp_path) as (store, keyed):
         tags = keyed.get_state(TAGS)
-        for key in range(9):
-            at(keyed, tags, key).add("old")
+        tags.add_many(range(9), ["old"] * 9)
         take(keyed, store, 0)
         at(keyed, tags, 1).add("a")
         keyed.snapshot(1, store).abort()
@@ -146,8 +144,7 @@ def test_a_list_with_a_time_to_live_is_written_whole(tmp_path: Path) -> None:
     descriptor = sb.ListStateDescriptor("tags", str).enable_time_to_live(sb.StateTtlConfig(10**9))
     with writing(tmp_path) as (store, keyed):
         tags = keyed.get_state(descriptor)
-        for key in range(9):
-            at(keyed, tags, key).add("old")
+        tags.add_many(range(9), ["old"] * 9)
         take(keyed, store, 0)
         at(keyed, tags, 1).add("new")
         assert written(take(keyed, store, 1), "tags") == {1: ("PUT", ["old", "new"])}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rocks import Database, Iterator, texts
+from rocks import ColumnFamily, Database, Iterator, texts
 
 from statebackend._core.rocksdb.binding.iterators import successor
 from statebackend.errors import UsageError
@@ -81,8 +81,7 @@ def test_successors() -> None:
     ]
 
 
-def test_an_iterator_sees_its_moment(db: Database) -> None:
-    a = db.column_family("a")
+def test_an_iterator_sees_its_moment(db: Database, a: ColumnFamily) -> None:
     db.put(a, b"1", b"old")
     iterator = Iterator(a)
     db.put(a, b"1", b"new")
@@ -101,8 +100,7 @@ def test_standing_nowhere(db: Database) -> None:
     assert (offsets.tolist(), len(keys), value_offsets.tolist(), len(values)) == ([0], 0, [0], 0)
 
 
-def test_many_at_once(db: Database) -> None:
-    a = db.column_family("a")
+def test_many_at_once(db: Database, a: ColumnFamily) -> None:
     for i in range(1_000):
         db.put(a, b"1%03d" % i, b"x" * (i % 7))
         db.put(a, b"2%03d" % i, b"")

@@ -79,9 +79,6 @@ def compact(keyed: Any, state: Any) -> int:
     return sum(each["entries"] for each in files if each["family"] == state.table.family.name)
 
 
-# --- what compactions remove ---
-
-
 def test_compactions_remove_expired_values_that_nobody_reads(make: Make, clock: ManualClock) -> None:
     keyed = make()
     state = keyed.get_value_state(expiring(ValueStateDescriptor("s", str)))
@@ -248,9 +245,6 @@ def test_after_a_restore_event_time_is_that_of_the_rows(
     assert state.value() == 1
 
 
-# --- scans ---
-
-
 NEIGHBOURS = [
     b"",
     b"\0",
@@ -325,9 +319,6 @@ def test_maps_longer_than_what_is_read_ahead(make: Make) -> None:
             keyed.release(mark)
 
 
-# --- the batch ---
-
-
 def test_counting_changes_of_marks_within_marks(make: Make, rng: random.Random) -> None:
     both = [make(), create_backend("reference").create_keyed_backend(int)]
     states = [
@@ -365,9 +356,6 @@ def test_counting_changes_of_marks_within_marks(make: Make, rng: random.Random) 
         keyed.close()
 
 
-# --- snapshots ---
-
-
 def test_a_snapshot_is_of_its_moment_whatever_happens_meanwhile(make: Make) -> None:
     keyed = make()
     state = keyed.get_value_state(ValueStateDescriptor("s", int))
@@ -403,9 +391,6 @@ def test_rows_come_by_key_group_also_where_the_batch_has_some(make: Make) -> Non
             assert groups == sorted(groups)
             assert len(groups) == 4_500
         taken.source.release()
-
-
-# --- who holds what ---
 
 
 def test_the_folder_is_there_while_the_backend_is_open(make: Make, tmp_path: Path) -> None:
@@ -501,9 +486,6 @@ def test_a_snapshot_keeps_its_moment_while_time_goes_on(
     assert sorted(key for each in found for key in each["key"]) == [0, 1, 2]
     assert all(value == [1, 2] for each in found for value in each["value"])
     view.release()
-
-
-# --- scalar calls ---
 
 
 @pytest.mark.parametrize(("is_marked", "ttl"), [(False, True), (True, False)])

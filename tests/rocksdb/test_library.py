@@ -175,9 +175,7 @@ db.close()
 
 #: Where RocksDB's own message has this code.
 MESSAGES = {
-    "STORE.DATABASE_CORRUPT": [
-        "Corruption: block checksum mismatch: stored = 1  in /d/000008.sst offset 0",
-    ],
+    "STORE.DATABASE_CORRUPT": ["Corruption: block checksum mismatch: stored = 1  in /d/000008.sst offset 0"],
     "STORE.DATABASE_LOST_FILE": [
         "Corruption: IO error: No such file or directory: while stat a file: /d/9.sst",
         "IO error: No such file or directory: While open a file: /d/9.sst",
@@ -190,10 +188,7 @@ MESSAGES = {
     ],
     "STORE.DATABASE_BUSY": ["Result incomplete: Write stall", "Resource busy: "],
     "STORE.DATABASE": ["IO error: Input/output error: While pread", "NotFound: ", "what nobody has heard of"],
-    "USAGE.DATABASE_OPTION": [
-        "Invalid argument: Could not find option: x",
-        "Not implemented: Not supported",
-    ],
+    "USAGE.DATABASE_OPTION": ["Invalid argument: Could not find option: x", "Not implemented: Not supported"],
     "USAGE.COLUMN_FAMILY": ["Invalid argument: Column family not found"],
     "CLOSED": ["Shutdown in progress: "],
 }

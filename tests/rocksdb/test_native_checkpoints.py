@@ -87,9 +87,6 @@ def db_of(keyed: Any) -> Path:
     return Path(keyed.scratch.folder, "db")
 
 
-# --- against the other backends ---
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "key_type", [int, str, types.of("struct<a:int,b:string>")], ids=["int", "str", "row"]
@@ -136,9 +133,6 @@ def test_a_random_history_restores_into_every_backend(
     finally:
         keyed.close()
     assert os.listdir(local) == []
-
-
-# --- what is uploaded ---
 
 
 def test_only_files_that_the_store_does_not_have_are_uploaded(tmp_path: Path, native: Any) -> None:
@@ -230,9 +224,6 @@ def test_a_base_in_the_background_names_what_is_there(
         with other("reference", restore=last) as again:
             assert again.get_value_state(COUNT).get_many([7]).to_pylist() == [7]
             assert again.get_value_state(texts.descriptor).get_many([7]).to_pylist() == ["a text"]
-
-
-# --- in place ---
 
 
 def test_a_restore_links_files_and_goes_on_with_deltas(tmp_path: Path, native: Any) -> None:
@@ -390,9 +381,6 @@ def test_compactions_of_an_adopted_state_drop_what_has_expired(tmp_path: Path, n
             assert handle.rules.counters()["dropped_values"] == 2
 
 
-# --- elsewhere ---
-
-
 @pytest.mark.parametrize(("place", "backend"), [("encrypted", "heap"), ("objects", "reference")])
 def test_in_other_stores(tmp_path: Path, native: Any, rng: random.Random, place: str, backend: str) -> None:
     if place == "encrypted":
@@ -428,9 +416,6 @@ def test_without_the_library(tmp_path: Path, native: Any, monkeypatch: pytest.Mo
             BackendUnavailableError, match="has files of RocksDB, whose library is not available"
         ):
             other("heap", restore=committed)
-
-
-# --- failures ---
 
 
 @pytest.mark.parametrize("name", ["rocksdb", "heap", "native"])

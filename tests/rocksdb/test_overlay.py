@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -361,11 +362,8 @@ def test_two_threads_that_write_out_are_told(store: Store) -> None:
             except UsageError:
                 refused[who] += 1
 
-    threads = [threading.Thread(target=write, args=(who,)) for who in (0, 1)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, (0, 1)))
     assert len(store.rows(values, b"")) == 40_000 - sum(refused)
 
 

@@ -114,7 +114,6 @@ def test_a_file_that_cannot_be_written_or_is_none_is_an_error_that_names_it(
 
 
 def test_a_full_disk_is_an_error_with_its_name(tmp_path: Path) -> None:
-
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full")
     (tmp_path / "full.sst").symlink_to("/dev/full")

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -305,11 +306,8 @@ def test_a_read_finds_what_it_asks_for_while_another_thread_makes_another_place_
                 except UsageError as error:
                     assert error.code == "USAGE.OVERLAPPING_CALL"  # noqa: PT017
 
-        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(read, range(2)))
     assert set(found) == set(names)  # and never None
 
 
