@@ -7,11 +7,10 @@ import shutil
 from typing import Any
 
 import pytest
-from spark_streams import Collecting, Outage, Stream, Total, len_of, numbers, shipped_total, spark, stream
+from spark_streams import Collecting, Outage, Stream, Total, len_of, numbers, shipped_total
 
 import statebackend as sb
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 WAYS: dict[str, Any] = {"driver": {}, "executors": {"mode": "executors", "parallelism": 1}}
@@ -77,8 +76,8 @@ def test_a_gap_begins_anew_once_and_not_for_ever_after(stream: Stream) -> None:
 def test_the_checkpoint_is_not_sparks_own_location(stream: Stream) -> None:
     stream.add(numbers(("a", 1)))
     for checkpoint in ("stream", "stream/../stream", "stream/offsets"):
-        failure = stream.fails(stream.batches(sink=len_of, checkpoint=stream.folder / checkpoint))
-        assert "USAGE.SPARKS_LOCATION" in failure
+        batches = stream.batches(sink=len_of, checkpoint=stream.folder / checkpoint)
+        assert "USAGE.SPARKS_LOCATION" in stream.fails(batches)
 
 
 def test_a_lost_checkpoint_location_is_told_as_that(stream: Stream) -> None:

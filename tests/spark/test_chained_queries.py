@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spark_streams import Fails, Stream, numbers, spark, stream
+from spark_streams import Fails, Stream, numbers
 
 import statebackend as sb
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 PAGE = Path(__file__).parents[2] / "docs/spark/exactly-once.md"

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from crash_table import BEFORE, THEN, cell, cells_of, shown, table_of
-from local_spark import settings, spark
+from local_spark import settings
 from spark_cluster import Cluster
 
-__all__ = ["spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 PAGE = (Path(__file__).parents[2] / "docs/spark/exactly-once.md").read_text()

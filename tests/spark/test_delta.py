@@ -11,14 +11,13 @@ import deltalake
 import pyarrow as pa
 import pytest
 from sink_jobs import sink_job
-from spark_streams import BATCHES, DDL, FULL, Stream, fill, spark, stream
+from spark_streams import BATCHES, DDL, FULL, Stream, fill
 
 import statebackend as sb
 from statebackend.errors import StoreError
 from statebackend.spark.sinks import delta
 from statebackend.spark.sinks.interface import Delivery
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 ROWS = sorted(row for rows in BATCHES.values() for row in rows)

@@ -9,11 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from spark_streams import Collecting, Stream, len_of, numbers, spark, stream
+from spark_streams import Collecting, Stream, len_of, numbers
 
 import statebackend as sb
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 

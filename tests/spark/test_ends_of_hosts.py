@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spark_streams import Collecting, Stream, numbers, spark, stream
+from spark_streams import Collecting, Stream, numbers
 
 import statebackend as sb
 
-__all__ = ["spark", "stream"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 

@@ -10,11 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from event_days import DELAY, SCHEMA, Sessions, cut, day, sessions_of, table_of
-from spark_streams import Collecting, Fails, Stream, spark, stream
+from spark_streams import Collecting, Fails, Stream
 
 import statebackend as sb
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 

@@ -20,15 +20,14 @@ import pytest
 from executors_query import STORY, check_running, marked, sink_of, waits_for, write_input
 from local_spark import needs_java
 from pyarrow.dataset import dataset, partitioning
-from refusing_disks import fill, small_disk
+from refusing_disks import fill
 from spark_cluster import Cluster, can_hide, standalone
-from spark_streams import Stream, len_of, numbers, spark, stream
+from spark_streams import Stream, len_of, numbers
 
 import statebackend as sb
 from statebackend.checkpoint.files import open_place
 from statebackend.spark.sinks.published import SinkLog
 
-__all__ = ["small_disk", "spark", "stream"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_java]
 
 KINDS = ("host", "task", "executor", "stop")
@@ -349,9 +348,6 @@ def test_the_library_comes_in_an_archive_and_hosts_have_resources_of_their_own(
     found = {row[3] for rows in sink_of(place).values() for row in rows}
     assert found
     assert all(each.endswith("environment/statebackend") for each in found), found
-
-
-# --- for long ---
 
 
 def used_by(mark: str) -> dict[str, dict[str, int]]:

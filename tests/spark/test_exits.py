@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from local_spark import settings
 from pyspark.errors import StreamingQueryException
-from spark_streams import Collecting, Stream, Total, numbers, spark, stream
+from spark_streams import Collecting, Stream, Total, numbers
 
 import statebackend as sb
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 

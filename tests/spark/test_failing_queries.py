@@ -13,13 +13,12 @@ from urllib.parse import unquote, urlparse
 import pyarrow as pa
 import pytest
 from processes import run
-from spark_streams import Outage, Stream, len_of, spark, stream
+from spark_streams import Outage, Stream, len_of
 from stream_process import SCHEMA, Numbered, expected, input_of
 
 import statebackend as sb
 from statebackend.checkpoint.keyed.chain import FAN
 
-__all__ = ["spark", "stream"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 

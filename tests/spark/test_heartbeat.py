@@ -9,13 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from local_spark import settings
-from spark_streams import Collecting, Fails, Stream, numbers, spark, stream
+from spark_streams import Collecting, Fails, Stream, numbers
 
 import statebackend as sb
 from statebackend.spark.ticks import COLUMN
 from statebackend.testing import ManualClock
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spark_streams import Collecting, Fails, Outage, Stream, len_of, numbers, spark, stream
+from spark_streams import Collecting, Fails, Outage, Stream, len_of, numbers
 
 import statebackend as sb
 from statebackend.checkpoint.files.calls import PosixCalls
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 

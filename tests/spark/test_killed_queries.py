@@ -18,10 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from killed_query import DUE, MORE_STEPS, STEPS, is_late
-from local_spark import needs_java, spark
+from local_spark import needs_java
 from stream_process import check_query, check_rows, input_of
 
-__all__ = ["spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_java]
 
 

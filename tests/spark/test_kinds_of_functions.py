@@ -9,11 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from spark_streams import Collecting, Fails, Stream, numbers, spark, stream, timed
+from spark_streams import Collecting, Fails, Stream, numbers, timed
 
 import statebackend as sb
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 GAP = 10_000

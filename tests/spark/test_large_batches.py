@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 from local_spark import settings
 from processes import run
-from spark_streams import Collecting, Stream, Total, len_of, numbers, spark, stream
+from spark_streams import Collecting, Stream, Total, len_of, numbers
 
 import statebackend as sb
 from statebackend.errors import UsageError
@@ -22,7 +22,6 @@ from statebackend.spark import reading
 from statebackend.spark.reading import write_batch
 from statebackend.spark.session import arrow_of
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 #: A piece of one row, and of a few.

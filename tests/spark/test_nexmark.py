@@ -17,7 +17,7 @@ import processes
 import pyarrow as pa
 import pytest
 from house_tools import ROOT
-from local_spark import needs_java, spark
+from local_spark import needs_java
 from processes import started
 
 import statebackend as sb
@@ -28,7 +28,6 @@ from examples.nexmark.events import generate
 from examples.nexmark.job import COLUMNS, FORMS, ROWS
 from examples.nexmark.query import JOBS, Run, differences
 
-__all__ = ["spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_java]
 
 FILES = 20

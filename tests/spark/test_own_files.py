@@ -11,12 +11,11 @@ import pytest
 from ciphers import AesGcm
 from local_spark import settings
 from simulated_objects import Bucket, SimulatedObjectCalls
-from spark_streams import DDL, FULL, Collecting, Fails, Stream, len_of, numbers, spark, stream
+from spark_streams import DDL, FULL, Collecting, Fails, Stream, len_of, numbers
 
 import statebackend as sb
 from statebackend.checkpoint.files.objects import ObjectFiles
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 from house_tools import ROOT, module
-from local_spark import spark
 
-__all__ = ["spark"]
 pytestmark = pytest.mark.spark
 
 

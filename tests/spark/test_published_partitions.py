@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sink_jobs import sink_job
-from spark_streams import FailsAfter, Outage, Stream, spark, stream
+from spark_streams import FailsAfter, Outage, Stream
 
 import statebackend as sb
 from statebackend.checkpoint.files import open_place
@@ -24,7 +24,6 @@ from statebackend.runtime.progress import Figures
 from statebackend.spark.sinks import parquet
 from statebackend.spark.sinks.published import FOLDER, Listed, SinkLog
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 SCHEMA = "user string, total bigint, day date, `a b` string, ok boolean"
@@ -163,10 +162,7 @@ def test_whatever_fails_readers_see_whole_batches_once(spark: Any, tmp_path: Pat
     steps = done = 0
     while done < 2:
         Stops.left = steps
-        with (
-            suppress(Outage),
-            sink_job(tmp_path / "state", parquet(out, partition_by="user"), SCHEMA) as job,
-        ):
+        with suppress(Outage), sink_job(tmp_path / "state", parquet(out, partition_by="user"), SCHEMA) as job:
             while done < 2:
                 job.run(done, table(*range(12 * done, 12 * done + 12)))
                 done += 1
@@ -246,9 +242,6 @@ def test_the_folder_of_a_file_sink_of_spark_is_refused(tmp_path: Path) -> None:
     with pytest.raises(sb.UsageError) as caught:
         run(tmp_path / "state", parquet(out))
     assert caught.value.code == "USAGE.PUBLISHED"
-
-
-# ------------------------------------------------------------------------------------------- the log alone
 
 
 def of(batch: int) -> Any:

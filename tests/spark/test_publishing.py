@@ -11,13 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from ciphers import AesGcm
 from sink_jobs import rows_of_batch, sink_job
-from spark_streams import BATCHES, FailsAfter, Outage, Stream, fill, spark, stream
+from spark_streams import BATCHES, FailsAfter, Outage, Stream, fill
 
 import statebackend as sb
 from statebackend.checkpoint import CheckpointReader
 from statebackend.spark.sinks import parquet
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 

@@ -9,11 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from house_tools import ROOT, module
-from spark_streams import Collecting, Fails, Stream, Total, numbers, spark, stream
+from spark_streams import Collecting, Fails, Stream, Total, numbers
 
 import statebackend as sb
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 

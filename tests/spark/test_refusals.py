@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from local_spark import settings
-from refusing_disks import SealOff, fill, read_only, small_disk
-from spark_streams import Collecting, Stream, Total, numbers, spark, stream
+from refusing_disks import SealOff, fill
+from spark_streams import Collecting, Stream, Total, numbers
 
 import statebackend as sb
 
-__all__ = ["read_only", "small_disk", "spark", "stream"]
 pytestmark = pytest.mark.spark
 
 
@@ -102,16 +101,15 @@ def test_a_full_disk_costs_a_retry(stream: Stream, small_disk: Path) -> None:
     for _ in range(2):
         stream.add(numbers(("a", 1)))
     sink = Collecting()
-    settings = {"function": Long(), "sink": sink, "checkpoint": small_disk / "state"}
-    stream.run(stream.batches(**settings))
+    options = {"function": Long(), "sink": sink, "checkpoint": small_disk / "state"}
+    stream.run(stream.batches(**options))
     before = content(small_disk / "state")
     stream.add(numbers(("a", 1)))
     fill(small_disk / "ballast")
-    told = stream.fails(stream.batches(**settings))
-    assert "No space left on device" in told
+    assert "No space left on device" in stream.fails(stream.batches(**options))
     assert content(small_disk / "state") == before
     (small_disk / "ballast").unlink()
-    stream.run(stream.batches(**settings))
+    stream.run(stream.batches(**options))
     assert sink.calls == [(0, [("a", 1)]), (1, [("a", 2)]), (2, [("a", 3)])]
 
 
@@ -119,7 +117,6 @@ def test_a_read_only_folder_is_told_at_the_start(stream: Stream, read_only: Seal
     sink = begun(stream, 1)
     before = content(stream.state)
     read_only(stream.state)
-    told = stream.fails(stream.batches(sink=sink))
-    assert "must be writable" in told
+    assert "must be writable" in stream.fails(stream.batches(sink=sink))
     assert content(stream.state) == before
     assert len(sink.calls) == 1

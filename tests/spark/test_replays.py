@@ -9,23 +9,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from local_spark import settings
-from spark_streams import (
-    Collecting,
-    Fails,
-    Outage,
-    Stream,
-    Total,
-    len_of,
-    numbers,
-    shipped_total,
-    spark,
-    stream,
-)
+from spark_streams import Collecting, Fails, Outage, Stream, Total, len_of, numbers, shipped_total
 
 import statebackend as sb
 from statebackend.runtime import Committed
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 

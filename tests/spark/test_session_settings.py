@@ -14,11 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ciphers import AesGcm
-from local_spark import settings, spark
+from local_spark import settings
 
 import statebackend as sb
 
-__all__ = ["spark"]
 pytestmark = pytest.mark.spark
 
 UTC = datetime.timezone.utc

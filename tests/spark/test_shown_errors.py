@@ -7,11 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from spark_streams import Stream, Total, len_of, numbers, spark, stream
+from spark_streams import Stream, Total, len_of, numbers
 
 import statebackend as sb
 
-__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 #: The lines that py4j and PySpark add above the frames of a sink or a function, and the one above them.

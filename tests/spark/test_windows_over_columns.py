@@ -9,11 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from house_tools import ROOT
-from local_spark import spark
 
 import statebackend as sb
 
-__all__ = ["spark"]
 pytestmark = pytest.mark.spark
 
 sys.path.append(str(ROOT / "tests" / "house"))
