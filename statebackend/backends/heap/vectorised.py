@@ -68,7 +68,7 @@ class Part:
 
 
 class HeapColumns(ColumnsState):
-    """The shared part: the tables that rows are in, their times, and what all kinds do alike."""
+    """The shared part: the tables of rows, their times, and the steps of all kinds."""
 
     __slots__ = ()
 
@@ -89,7 +89,7 @@ class HeapColumns(ColumnsState):
         return (self._holds_objects and call != "exists") or super()._by_rows(call, times)
 
     def _begin(self, own: Array | None) -> int | Array:
-        """Read the clock, and return the time that the state goes by: of all rows, or of each."""
+        """Read the clock, and return the time that the state uses: of all rows, or of each."""
         if not self._ttl() or own is None or not len(own):
             now: int = self.backend.begin_call(self)
             return now

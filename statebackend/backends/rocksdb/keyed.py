@@ -98,7 +98,7 @@ class _Place(NamedTuple):
 
 
 class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
-    """Keyed state in a database of its own."""
+    """Keyed state in its own database."""
 
     _states: dict[str, Any]
     _timers: RocksDbTimers
@@ -548,7 +548,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
     # --- figures ---
 
     def metrics(self) -> dict[str, Any]:
-        """Entries and timers, and what the database holds: memory, files and levels, in all and by state."""
+        """Entries and timers, and the content of the database: memory, files and levels, in all and by state."""
         metrics = super().metrics()
         database = self.scratch.database
         for name, state in self._states.items():

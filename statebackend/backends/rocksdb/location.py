@@ -128,7 +128,7 @@ def _version_in(path: Path) -> tuple[int, ...]:
 
 
 def _version_of_name(path: str | os.PathLike[str]) -> str | None:
-    """The version that a file, or what a link to it means, has in its name."""
+    """The version in the name of a file, or of the file that a link points to."""
     found = re.search(r"\d+(\.\d+)+", os.path.basename(os.path.realpath(path)))
     return None if found is None else found[0]
 

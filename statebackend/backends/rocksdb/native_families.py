@@ -153,7 +153,7 @@ def _stand_in(config: Any, width: int | None = None) -> Type:
 
 
 def has_stand_ins(description: StateDescription) -> bool:
-    """Return True if rows can be made of what a database stores for this state, without its descriptor."""
+    """Return True if the stored bytes of this state become rows without its descriptor."""
     try:
         for config in description.types.values():
             _stand_in(config)

@@ -1,4 +1,4 @@
-"""The places in which a store can lie, and what each can promise: POSIX folders and object stores."""
+"""The places of a store, and their guarantees: POSIX folders and object stores."""
 
 from __future__ import annotations
 

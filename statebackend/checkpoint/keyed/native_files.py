@@ -42,7 +42,7 @@ def has_native(snapshot: StateSnapshot) -> bool:
 def open_native_rows(
     checkpoint: Checkpoint, snapshot: StateSnapshot, key_type: Type, key_groups: KeyGroupRange
 ) -> Mapping[str, NativeRows]:
-    """Read such files as rows, in a database of their own that lasts until its last reader is gone."""
+    """Read such files as rows, in a separate database that lasts until its last reader is gone."""
     if not has_native(snapshot):
         return {}
     try:

@@ -93,7 +93,7 @@ def grouped_batches(table: pa.Table) -> Iterator[GroupedBatch]:
 
 
 def with_namespaces(rows: pa.Table) -> pa.Table:
-    """Rows with `VOID` for what earlier files, which knew no namespaces, left null."""
+    """Rows with `VOID` in place of the nulls of files that were written without namespaces."""
     if "namespace" not in rows.schema.names:
         return rows
     filled = rows["namespace"].fill_null(b"")

@@ -87,7 +87,7 @@ class Run(NamedTuple):
         return 0 <= step < self.length and key.name == entry_name(self.first_sequence + step)
 
     def is_followed_by(self, key: Key) -> bool:
-        """Return True if the run with this checkpoint at its end is one, too."""
+        """Return True if the run that ends with this checkpoint is also one."""
         after = (self.first_id + self.length, self.first_sequence + self.length)
         return after == (key.checkpoint_id, key.sequence)
 

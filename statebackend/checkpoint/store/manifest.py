@@ -201,7 +201,7 @@ class StateSnapshot(Checked):
 
     @classmethod
     def _read(cls, data: object, states: CheckedStates | None = None) -> StateSnapshot:
-        """Read the JSON form; ``states`` are given if they are in a file of their own."""
+        """Read the JSON form; ``states`` are given if they are in a separate file."""
         names = {"id", "epoch", "subtask", "parallelism", "key_groups", "files", "states", "now", "extra"}
         members = members_of(data, "a snapshot", names)
         return made(
@@ -308,7 +308,7 @@ class Manifest(Checked):
 
     @property
     def all_files(self) -> dict[str, StoredFile]:
-        """Every file that it names, by name; its outputs, too, which may be gone already."""
+        """Every file that it names, by name, with its outputs, which may be gone already."""
         return self._by_name  # type: ignore[attr-defined,no-any-return]
 
     @property
