@@ -7,6 +7,7 @@ import os
 import random
 import re
 import select
+import signal
 import sys
 import tarfile
 import time
@@ -187,6 +188,18 @@ def test_processes_killed_at_random(
     check_running(place)
 
 
+@pytest.mark.stress
+def test_hosts_stopped_for_longer_than_the_timeout(
+    cluster: Cluster, folder: Callable[..., Path], rng: random.Random
+) -> None:
+    """Each is replaced, and goes on only when another has its place."""
+    place = folder("stopped", 2)
+    options = {"hosts": {"silence": 4.0, "max_tries": 10, "local_copies": True}}
+    did = cluster.ask("kill", folder=place, kinds=["stop"] * 12, seed=rng.randrange(2**31), **options)
+    assert did["killed"] == {"stop": 12}
+    check_running(place)
+
+
 def num_calls(place: Path) -> int:
     sink = place / "sink"
     return sink.read_bytes().count(b"\n") if sink.exists() else 0
@@ -216,6 +229,47 @@ def test_a_driver_killed_at_random(
 
 def has_answered(cluster: Cluster) -> bool:
     return bool(select.select([cluster.process.stdout], [], [], 0)[0])
+
+
+@pytest.mark.stress
+def test_query_goes_on_when_driver_was_stopped_for_30_seconds(
+    folder: Callable[..., Path], tmp_path: Path, rng: random.Random
+) -> None:
+    """Its hosts have given it up by then."""
+    place = folder("stopped driver", 2)
+    with Cluster(tmp_path) as driver:
+        driver.tell("run", folder=place, endless=True, hosts={"silence": 10.0, "max_tries": 10})
+        for stop in range(4):
+            before = num_calls(place)
+            waits_for("two batches", lambda n=before: has_answered(driver) or num_calls(place) > n + 1)
+            assert not has_answered(driver), driver.answer()
+            if stop < 3:
+                time.sleep(rng.random())  # anywhere in a batch
+                driver.signal_driver(signal.SIGSTOP)
+                time.sleep(30)
+                driver.signal_driver(signal.SIGCONT)
+        driver.kill()
+    with Cluster(tmp_path, "local[3]") as driver:
+        assert driver.ask("run", folder=place)["error"] is None
+    check_running(place)
+
+
+@pytest.mark.stress
+def test_a_second_driver_is_refused_while_the_first_has_the_lock(
+    folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    place = folder("locked", 2)
+    with Cluster(tmp_path, "local[3]") as first, Cluster(tmp_path, "local[3]") as second:
+        first.tell("run", folder=place, endless=True, name="mine")
+        for _ in range(5):
+            before = num_calls(place)
+            waits_for("two batches", lambda before=before: num_calls(place) > before + 1)
+            refused = second.ask("run", folder=place, stream="second", name="mine")["error"]
+            assert "USAGE.STORE_IN_USE" in refused
+        first.kill()
+    with Cluster(tmp_path, "local[3]") as driver:
+        assert driver.ask("run", folder=place, name="mine")["error"] is None
+    check_running(place)
 
 
 @pytest.mark.stress

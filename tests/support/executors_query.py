@@ -271,6 +271,7 @@ class Query:
         function: Any = None,
         story: bool = False,
         endless: bool = False,
+        stream: str = "stream",
         transform: Callable[[Any], Any] = lambda frame: frame,
         **options: Any,
     ) -> None:
@@ -306,7 +307,7 @@ class Query:
         writer = frame.writeStream.foreachBatch(self.called)
         if not endless:
             writer = writer.trigger(availableNow=True)
-        self.query = writer.option("checkpointLocation", f"{folder}/stream").start()
+        self.query = writer.option("checkpointLocation", f"{folder}/{stream}").start()
 
     def called(self, frame: Any, batch_id: int) -> None:
         self.begun += 1

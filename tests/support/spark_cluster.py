@@ -77,11 +77,14 @@ class Cluster:
                 return answer["answer"]
         raise AssertionError(self.log.read_text()[-6000:])
 
-    def kill(self) -> None:
-        """Kill the driver, its JVM first, and nothing else."""
+    def signal_driver(self, number: signal.Signals) -> None:
+        """Send a signal to the driver, its JVM first, and to no other process."""
         jvms = [pid for pid, command in marked(self.mark).items() if "SparkSubmit" in command]
         for pid in [*jvms, self.process.pid]:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
+
+    def kill(self) -> None:
+        self.signal_driver(signal.SIGKILL)
         self.process.wait()
 
     def close(self) -> None:
