@@ -356,12 +356,12 @@ class FunctionContext:
         if config is not None and config.ttl_time_characteristic is event_time:
             if not self._has_event_time:
                 raise no_event_time("a time to live in event time", detail=f"state {descriptor.name!r}")
-            if not overrides(self.keyed_state_store, "begin_event_time", "set_event_time"):
+            if not overrides(self.keyed_state_store, "begin", "set_event_time"):
                 raise UsageError(
                     f"{type(self.keyed_state_store).__name__} has no time of rows: state would expire by the clock",
                     code="USAGE.NOT_AVAILABLE",
                     detail=f"state {descriptor.name!r}",
-                    hint="use a backend that overrides begin_event_time and set_event_time",
+                    hint="use a backend that overrides begin and set_event_time",
                 )
         state = get(descriptor)
         self._descriptors[descriptor.name] = descriptor

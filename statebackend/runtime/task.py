@@ -40,7 +40,7 @@ from statebackend.runtime.job import Job
 from statebackend.runtime.output import Given, OutputFiles, Result
 from statebackend.runtime.row_calls import BatchCalls, Calls, KeyRowsCalls, Pair, RowCalls
 from statebackend.runtime.start import Beginning
-from statebackend.state import Mark
+from statebackend.state import Mark, Watermarks
 from statebackend.types import Type
 
 _log = logging.getLogger(__name__)
@@ -52,23 +52,6 @@ _CLEANED = 10_000
 
 #: The name of a state, and "keyed" or "operator".
 _Named = tuple[str, str]
-
-
-class BatchClock:
-    """The time of the batch that runs, for backends that know no `begin_batch`."""
-
-    __slots__ = ("_now",)
-
-    def __init__(self) -> None:
-        self._now = 0
-
-    def now(self) -> int:
-        """The time given to `set`, in milliseconds."""
-        return self._now
-
-    def set(self, now: int) -> None:
-        """Set the time of another batch."""
-        self._now = now
 
 
 class SnapshotTargets(Protocol):
@@ -102,12 +85,10 @@ class Task:
     ) -> None:
         self.job = job
         self.metrics = Metrics()
-        self._clock = BatchClock()
         self.keyed = job.backend.create_keyed_backend(
             key_type,
             max_parallelism=job.max_parallelism,
             key_group_range=key_group_range,
-            clock=self._clock,
             restore=restore,
         )
         self.operator: OperatorStateBackend = job.backend.create_operator_backend(
@@ -123,11 +104,11 @@ class Task:
         )
         self._function: ProcessFunction | None = None
         self._last_id = restored_id
-        #: Of the running batch: its rows, the number of timers fired before it, and the watermarks before and after it.
+        #: Of the running batch: its rows, the number of timers fired before it, and the watermarks before and after it,
+        #: which a job without event time does not have.
         self._rows = self._fired_before = 0
         self._failed: FailedRows | None = None
-        self._before: int | None = None
-        self._after: int | None = None
+        self._watermarks: Watermarks | None = None
         self._marks: tuple[Mark, Mark] | None = None
         #: The checkpoint for which a snapshot of the batch has been taken.
         self._taken: int | None = None
@@ -177,17 +158,14 @@ class Task:
     ) -> Result:
         if self._marks is not None:
             raise UsageError("the batch before has not been ended")
-        self._clock.set(now)
-        self.keyed.begin_batch(now)
-        before, after = (None, None) if times is None else (times.before, times.after)
-        if times is not None:
-            self.keyed.begin_event_time(before, after)
+        self._watermarks = None if times is None else (times.before, times.after)
+        self.keyed.begin(now, self._watermarks)
+        context = self._context
+        context.now, context.batch_id, context._at = now, batch_id, context._nowhere
+        context.watermark = None if times is None else times.before
         self._rows = 0
         self._failed = None
         self._fired_before = self.keyed.timers.fired if self.keyed.has_timers else 0
-        self._context.now, self._context.batch_id = now, batch_id
-        self._context.watermark, self._context._at = before, self._context._nowhere
-        self._before, self._after = before, after
         of_operator = self.operator.mark()
         try:
             self._open()
@@ -208,7 +186,7 @@ class Task:
             run(calls)
             calls.fire_all(now)
             if times is not None:
-                self.keyed.begin_event_time(after, after)
+                self.keyed.begin(now, (times.after, times.after))
             self.keyed.advance(max(_CLEANED, 4 * self._rows))
             if self._function is not None and isinstance(self._function, CheckpointedFunction):
                 self._function.snapshot_state(
@@ -267,8 +245,9 @@ class Task:
 
     def _take_watermark_back(self) -> None:
         """The watermark is that before the batch again, for views and savepoints that are taken from here."""
-        if self.job.event_time is not None:
-            self.keyed.begin_event_time(self._before, self._before)
+        if self._watermarks is not None:
+            before, _ = self._watermarks
+            self.keyed.begin(self._context.now, (before, before))
 
     def _end(self) -> None:
         if self._marks is not None:
@@ -280,7 +259,8 @@ class Task:
     def _calls(self, given: Given) -> Calls:
         """What brings rows and timers of the running batch to the function."""
         function = self._function
-        common = (self.job, self.keyed, self._context, given, self._after)
+        after = None if self._watermarks is None else self._watermarks[1]
+        common = (self.job, self.keyed, self._context, given, after)
         if isinstance(function, BatchProcessFunction):
             return BatchCalls(function, *common)
         if isinstance(function, KeyRowsFunction):

@@ -46,7 +46,7 @@ from statebackend.state.handles import (
     State,
     ValueState,
 )
-from statebackend.state.interface import KeyedStateBackend, StateBackend, overrides
+from statebackend.state.interface import KeyedStateBackend, StateBackend, Watermarks, overrides
 from statebackend.state.marks import Mark, MarkStack
 from statebackend.state.reductions import REDUCTION_NAMES, Reduction, named_reduction
 from statebackend.state.timers import (
@@ -118,6 +118,7 @@ __all__ = [
     "ValueState",
     "ValueStateDescriptor",
     "WatchedIterator",
+    "Watermarks",
     "check_lengths",
     "check_values",
     "checked_budget",

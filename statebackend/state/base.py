@@ -34,7 +34,7 @@ from statebackend.state.descriptors import (
     ValueStateDescriptor,
 )
 from statebackend.state.handles import KeyedState
-from statebackend.state.interface import KeyedStateBackend
+from statebackend.state.interface import KeyedStateBackend, Watermarks
 from statebackend.state.marks import MarkStack
 from statebackend.state.timers import DOMAINS, RESERVED, Timers
 from statebackend.state.ttl import StateTtlConfig
@@ -366,23 +366,23 @@ class BaseKeyedStateBackend(KeyedStateBackend):
             self._worked_at = now
         return now
 
-    def begin_batch(self, now: int | None) -> None:
+    def begin(self, now: int | None = None, watermarks: Watermarks | None = None) -> None:
         self._check_open()
-        self._fixed_now = None if now is None else clocks.checked_now(now)
-        if now is not None:
-            self._worked_at = now
-
-    def begin_event_time(self, before: int | None, after: int | None) -> None:
-        self._check_open()
-        cleaned, now = _event_time(before), _event_time(after)
-        self._watermark = after
-        self._event_cleaned, self._event_now = cleaned, now
+        fixed = None if now is None else clocks.checked_now(now)
+        if watermarks is not None:
+            before, after = watermarks
+            cleaned, event_now = _event_time(before), _event_time(after)
+            self._watermark = after
+            self._event_cleaned, self._event_now = cleaned, event_now
+        self._fixed_now = fixed
+        if fixed is not None:
+            self._worked_at = fixed
 
     def set_event_time(self, time: int | None) -> None:
         self._check_open()
         if self._event_now is None:
             raise UsageError(
-                "the backend has no time of rows", hint="call begin_event_time(before, after) first"
+                "the backend has no time of rows", hint="call begin(now, watermarks) first"
             )
         self._event_now = _event_time(time)
 

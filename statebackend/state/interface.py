@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 from statebackend.errors import UsageError
 from statebackend.keys import ALL_NAMESPACES, VOID, KeyGroupRange
@@ -33,6 +33,8 @@ from statebackend.types import ACC, IN, OUT, A, T, Type, V
 from statebackend.types import K as MapKey
 
 K = TypeVar("K", bound="KeyedStateBackend")
+#: The watermarks before a batch and after it.
+Watermarks: TypeAlias = tuple[int | None, int | None]
 
 
 class StateBackend(ABC):
@@ -297,23 +299,21 @@ class KeyedStateBackend(ABC):
 
     # --- time ---
 
-    def begin_batch(self, now: int | None) -> None:  # noqa: B027 - optional
-        """Fix the time: until the next call, values expire by ``now``, and no clock is read. None returns to the clock.
+    def begin(  # noqa: B027 - optional
+        self, now: int | None = None, watermarks: Watermarks | None = None
+    ) -> None:
+        """Begin a batch at a time: until the next call, values expire by ``now``, and no clock is read. O(1).
 
-        A job calls this once per batch, and gives a clock that tells the same to backends that know no batches.
-        """
+        None returns to the clock. A job calls this once per batch.
 
-    def begin_event_time(self, before: int | None, after: int | None) -> None:  # noqa: B027 - optional
-        """Let states with a time to live in event time go by the time of rows, apart from that of `begin_batch`.
+        ``watermarks`` are those before the batch and after it. With them, states with a time to live in event time use
+        the time of rows. Values are read and stamped by the second until `set_event_time`, and by vectorised calls
+        always. Only values that have expired by the first are removed: a later row with an earlier time, on time, still
+        sees the rest. While a watermark is None, nothing expires by it. Without ``watermarks``, event time stays as it
+        is. Until they are given, restored values use the watermark of their checkpoint, if it has one.
 
-        ``before`` and ``after`` are the watermarks before the batch and after it. Values are read and stamped by
-        ``after`` until `set_event_time`, and by vectorised calls always. Only what has expired by ``before`` is
-        removed: a row that comes later with an earlier time, on time, still sees the rest. While a watermark is None,
-        nothing expires by it. Until the first call, what was restored goes by the watermark of its checkpoint, if that
-        has one. O(1).
-
-        A job refuses a time to live in event time on a backend that overrides this and `set_event_time` not both: it
-        would go by the clock.
+        A job refuses a time to live in event time on a backend that does not override both this and `set_event_time`:
+        values would expire by the clock.
 
         >>> from statebackend.state import StateTtlConfig, ValueStateDescriptor
         >>> from statebackend.backends import create_backend
@@ -322,7 +322,7 @@ class KeyedStateBackend(ABC):
         >>> ttl = StateTtlConfig(1000, ttl_time_characteristic=in_event_time)
         >>> keyed = create_backend("reference").create_keyed_backend(str, clock=ManualClock())
         >>> seen = keyed.get_value_state(ValueStateDescriptor("seen", int).enable_time_to_live(ttl))
-        >>> keyed.begin_event_time(None, 5000)
+        >>> keyed.begin(watermarks=(None, 5000))
         >>> keyed.set_current_key("ann")
         >>> keyed.set_event_time(4000)
         >>> seen.update(1)
@@ -341,7 +341,7 @@ class KeyedStateBackend(ABC):
 
         >>> from statebackend.backends import create_backend
         >>> keyed = create_backend("reference").create_keyed_backend(int)
-        >>> keyed.begin_event_time(None, None)
+        >>> keyed.begin(watermarks=(None, None))
         >>> keyed.set_event_time(1000)
         """
 
@@ -470,7 +470,7 @@ def overrides(keyed: KeyedStateBackend, *names: str) -> bool:
     """True if a backend has these optional methods of its own: those of the interface do nothing.
 
     >>> from statebackend.backends import create_backend
-    >>> overrides(create_backend("reference").create_keyed_backend(int), "begin_event_time", "set_event_time")
+    >>> overrides(create_backend("reference").create_keyed_backend(int), "begin", "set_event_time")
     True
     """
     return all(getattr(type(keyed), name, None) is not getattr(KeyedStateBackend, name) for name in names)

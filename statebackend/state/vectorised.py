@@ -79,7 +79,7 @@ def times_of_rows(state: KeyedState, times: Any) -> NDArray[np.int64] | None:
         raise UsageError(
             "the backend has no time of rows",
             detail=f"state {state.descriptor.name!r}",
-            hint="call begin_event_time(before, after) first",
+            hint="call begin(now, watermarks) first",
         )
     return np.where(is_null, 0 if by is None else by, own)
 

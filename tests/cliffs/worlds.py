@@ -174,7 +174,7 @@ class World:
     def in_event_time(self) -> Any:
         """A second state of the first kind, whose time to live goes by the time of rows; made when it is needed."""
         if self._in_event_time is None:
-            self.keyed.begin_event_time(None, TTL)
+            self.keyed.begin(watermarks=(None, TTL))
             kind = self.state.descriptor.kind
             descriptor = DESCRIPTORS[kind](f"{kind} in event time", self.values.declared)
             self._in_event_time = self.keyed.get_state(descriptor.enable_time_to_live(EVENT_TIME))

@@ -154,7 +154,7 @@ def test_a_call_is_what_its_rows_are_one_by_one(
     for _way in ways():
         run = Run(backend, kind, does, ttl)
         if ttl and ttl["ttl"] == 30:
-            run.keyed.begin_event_time(0, 50)
+            run.keyed.begin(watermarks=(0, 50))
         for keys, values, spaces, times, returns, is_marked in calls:
             mark = run.keyed.mark() if is_marked else None
             given = run.state.add_many(keys, values, returns, namespaces=spaces, times=times)

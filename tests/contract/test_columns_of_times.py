@@ -43,11 +43,11 @@ def with_ttl(descriptor: StateDescriptor, **options: Any) -> Any:
 def test_without_a_column_calls_go_by_the_watermark_after_the_batch(make_keyed: MakeKeyed) -> None:
     keyed = make_keyed()
     state = keyed.get_state(with_ttl(sb.ValueStateDescriptor("s", int)))
-    keyed.begin_event_time(1000, 1050)
+    keyed.begin(watermarks=(1000, 1050))
     state.update_many([1, 2, 3], [1, 2, 3], times=[1000, None, 1100])
     for at, left in ((1099, [1, 2, 3]), (1100, [None, 2, 3]), (1150, [None, None, 3]), (1200, [None] * 3)):
         mark = keyed.mark()
-        keyed.begin_event_time(1000, at)
+        keyed.begin(watermarks=(1000, at))
         assert state.get_many([1, 2, 3]).to_pylist() == left
         assert state.get_many([1, 2, 3], times=[at] * 3).to_pylist() == left
         keyed.rollback(mark)
@@ -58,7 +58,7 @@ def test_a_call_leaves_the_time_of_the_row(make_keyed: MakeKeyed) -> None:
     keyed = make_keyed()
     for kind in ("value", "object", "list", "map"):
         state = keyed.get_state(with_ttl(STATES[kind](), cleanup_in_background=False))
-        keyed.begin_event_time(None, 5000)
+        keyed.begin(watermarks=(None, 5000))
         keyed.set_event_time(1000)
         keyed.set_current_key(1)
         if kind == "map":
@@ -76,7 +76,7 @@ def test_parts_of_a_millisecond_are_cut_off(make_keyed: MakeKeyed) -> None:
     """As the time of a row is, wherever it is asked for."""
     keyed = make_keyed()
     state = keyed.get_state(with_ttl(sb.ValueStateDescriptor("s", int)))
-    keyed.begin_event_time(None, 0)
+    keyed.begin(watermarks=(None, 0))
     for column, written in (
         (pa.array([1_000_999, -1], pa.timestamp("us")), [1000, -1]),
         (pa.array([1_000_999_999, -1], pa.timestamp("ns")), [1000, -1]),
@@ -115,7 +115,7 @@ def test_times_need_event_time_unless_nothing_expires(make_keyed: MakeKeyed, kin
     ):
         keyed = make_keyed()
         if has_rows:
-            keyed.begin_event_time(None, 5000)
+            keyed.begin(watermarks=(None, 5000))
         for call in call_all(keyed.get_state(descriptor), times=[1, 2]):
             with pytest.raises(sb.UsageError, match=refusal):
                 call()
@@ -140,7 +140,7 @@ def test_wrong_columns_are_refused(make_keyed: MakeKeyed, kind: str) -> None:
     ]
     for descriptor in (with_ttl(STATES[kind]()), STATES[kind]()):
         keyed = make_keyed()
-        keyed.begin_event_time(None, 5000)
+        keyed.begin(watermarks=(None, 5000))
         state = keyed.get_state(descriptor)
         for column in wrong:
             for call in call_all(state, times=column):

@@ -215,7 +215,7 @@ class Run:
         )
         self.descriptor = DESCRIPTORS[kind]().enable_time_to_live(config)
         self.keyed: Any = make_keyed("bigint")
-        self.keyed.begin_event_time(None, None)
+        self.keyed.begin(watermarks=(None, None))
         self.state: Any = self.keyed.get_state(self.descriptor)
         self.is_rocksdb = type(self.keyed).__name__ == "RocksDbKeyedBackend"
         self.model = Model(kind, renews, is_sorted=self.is_rocksdb)
@@ -270,18 +270,18 @@ class Run:
         expected += [self.model.run(Row(time, key, sb.VOID, self.read, ())) for time, key in fired]
         for is_last in self.rng.choice([[True], [False, True]]):  # a batch that fails is run again
             mark = self.keyed.mark()
-            self.keyed.begin_event_time(before, after)
+            self.keyed.begin(watermarks=(before, after))
             if mode in ("times", "columns"):
                 seen = self.in_columns(rows, at_own_times=mode == "times")
             else:
                 seen = [self.call(row) for row in rows]
             seen += self.fire(registered, after)
             assert normal(seen) == normal(expected)
-            self.keyed.begin_event_time(after, after)
+            self.keyed.begin(watermarks=(after, after))
             self.keyed.advance()
             if not is_last:
                 self.keyed.rollback(mark)
-                self.keyed.begin_event_time(before, before)
+                self.keyed.begin(watermarks=(before, before))
             self.keyed.release(mark)
         self.watermark = after
         self.batches += 1

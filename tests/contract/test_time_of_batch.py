@@ -1,4 +1,4 @@
-"""`begin_batch` fixes the time: values expire by it, and the clock is not asked."""
+"""`begin` fixes the time: values expire by it, and the clock is not asked."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def aging(keyed: sb.KeyedStateBackend) -> sb.ValueState:
 def test_values_expire_by_the_time_of_the_batch(keyed: sb.KeyedStateBackend, clock: CountedClock) -> None:
     state = aging(keyed)
     clock.time = 10 * TTL  # nobody asks
-    keyed.begin_batch(0)
+    keyed.begin(0)
     keyed.set_current_key(1)
     state.update(7)
-    keyed.begin_batch(TTL - 1)
+    keyed.begin(TTL - 1)
     keyed.set_current_key(1)
     assert state.value() == 7
-    keyed.begin_batch(TTL)
+    keyed.begin(TTL)
     keyed.set_current_key(1)
     assert state.value() is None
     assert list(keyed.keys("aging")) == []
@@ -57,7 +57,7 @@ def test_values_expire_by_the_time_of_the_batch(keyed: sb.KeyedStateBackend, clo
 
 def test_the_clock_is_not_asked_within_a_batch(keyed: sb.KeyedStateBackend, clock: CountedClock) -> None:
     state = aging(keyed)
-    keyed.begin_batch(5)
+    keyed.begin(5)
     clock.asked = 0
     for key in range(100):
         keyed.set_current_key(key)
@@ -78,7 +78,7 @@ def test_the_time_outlives_vectorised_calls_and_enumeration(
     clock.time = 5
     keyed.set_current_key(1)
     state.update(1)
-    keyed.begin_batch(TTL + 5)
+    keyed.begin(TTL + 5)
     state.update_many([2], [2])
     assert list(keyed.keys("aging")) == [2]
     keyed.set_current_key(1)
@@ -93,10 +93,10 @@ def test_the_time_outlives_vectorised_calls_and_enumeration(
 
 def test_the_clock_tells_again_after_none(keyed: sb.KeyedStateBackend, clock: CountedClock) -> None:
     state = aging(keyed)
-    keyed.begin_batch(0)
+    keyed.begin(0)
     keyed.set_current_key(1)
     state.update(7)
-    keyed.begin_batch(None)
+    keyed.begin(None)
     clock.time = TTL
     keyed.set_current_key(1)
     assert state.value() is None
@@ -105,7 +105,7 @@ def test_the_clock_tells_again_after_none(keyed: sb.KeyedStateBackend, clock: Co
 @pytest.mark.parametrize("wrong", [1.5, "now", True, 2**63])
 def test_what_is_no_time_is_refused(keyed: sb.KeyedStateBackend, wrong: object) -> None:
     with pytest.raises(sb.UsageError):
-        keyed.begin_batch(wrong)  # type: ignore[arg-type]
+        keyed.begin(wrong)  # type: ignore[arg-type]
 
 
 def test_a_cleared_key_is_none(make_keyed: MakeKeyed) -> None:
@@ -120,6 +120,6 @@ def test_a_cleared_key_is_none(make_keyed: MakeKeyed) -> None:
 
 def test_nothing_begins_on_a_closed_backend(keyed: sb.KeyedStateBackend) -> None:
     keyed.close()
-    for call in (lambda: keyed.begin_batch(1), keyed.clear_current_key):
+    for call in (lambda: keyed.begin(1), keyed.clear_current_key):
         with pytest.raises(sb.ClosedError):
             call()

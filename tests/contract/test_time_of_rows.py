@@ -63,8 +63,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def test_a_state_is_stamped_and_read_by_the_time_that_is_set(make_keyed: MakeKeyed, kind: str) -> None:
     keyed = make_keyed(clock=ManualClock(10**9))
     state = state_of(keyed, kind)
-    keyed.begin_batch(10**9)
-    keyed.begin_event_time(None, 5000)
+    keyed.begin(10**9, (None, 5000))
     keyed.set_current_key(1)
     keyed.set_event_time(1000)
     write(state, kind)
@@ -80,7 +79,7 @@ def test_a_state_is_stamped_and_read_by_the_time_that_is_set(make_keyed: MakeKey
         "an on-time row may come later with an earlier time: the read has removed nothing"
     )
     for watermark, is_left in ((1099, True), (1100, False)):
-        keyed.begin_event_time(watermark, 5000)
+        keyed.begin(watermarks=(watermark, 5000))
         keyed.set_event_time(1100)
         assert not read(state, kind)
         assert keyed.num_entries("s") == is_left
@@ -90,7 +89,7 @@ def test_a_state_is_stamped_and_read_by_the_time_that_is_set(make_keyed: MakeKey
 def test_an_added_value_keeps_the_later_timestamp_unless_cleared(make_keyed: MakeKeyed, of: str) -> None:
     keyed = make_keyed()
     state = state_of(keyed, of)
-    keyed.begin_event_time(None, 1000)
+    keyed.begin(watermarks=(None, 1000))
     for key in range(5):
         keyed.set_event_time(1040)
         keyed.set_current_key(key)
@@ -110,11 +109,11 @@ def test_an_added_value_keeps_the_later_timestamp_unless_cleared(make_keyed: Mak
 def test_accesses_clean_up_by_the_watermark_before_the_batch(make_keyed: MakeKeyed, kind: str) -> None:
     keyed = make_keyed()
     state = state_of(keyed, kind)
-    keyed.begin_event_time(None, 1000)
+    keyed.begin(watermarks=(None, 1000))
     for key in range(20):
         keyed.set_current_key(key)
         write(state, kind)
-    keyed.begin_event_time(1099, 9000)
+    keyed.begin(watermarks=(1099, 9000))
     keyed.set_event_time(8000)
     for key in range(100, 150):
         keyed.set_current_key(key)
@@ -123,7 +122,7 @@ def test_accesses_clean_up_by_the_watermark_before_the_batch(make_keyed: MakeKey
     keyed.set_event_time(1099)
     keyed.set_current_key(7)
     assert read(state, kind)
-    keyed.begin_event_time(1100, 9000)
+    keyed.begin(watermarks=(1100, 9000))
     keyed.set_event_time(8000)
     for key in range(100, 150):
         keyed.set_current_key(key)
@@ -150,7 +149,7 @@ def test_late_rows_are_cleaned_up_too(
 
         watermark, written = 10_000, []
         for _ in range(40):
-            keyed.begin_event_time(watermark, watermark)
+            keyed.begin(watermarks=(watermark, watermark))
             times = [watermark, watermark - belated, watermark - TTL // 2]
             keys = range(len(written), len(written) + 3)
             written += times
@@ -162,11 +161,11 @@ def test_late_rows_are_cleaned_up_too(
                 write(state, kind)
             clean()
             watermark += 7
-        keyed.begin_event_time(watermark, watermark)
+        keyed.begin(watermarks=(watermark, watermark))
         clean()
         if cleanup:
             assert keyed.num_entries("s") == sum(at > watermark - TTL for at in written)
-        keyed.begin_event_time(watermark + TTL, watermark + TTL)
+        keyed.begin(watermarks=(watermark + TTL, watermark + TTL))
         clean()
         assert keyed.num_entries("s") == 0
 
@@ -174,7 +173,7 @@ def test_late_rows_are_cleaned_up_too(
 def test_enumeration_goes_by_the_time_that_is_set(make_keyed: MakeKeyed, kind: str) -> None:
     keyed = make_keyed()
     state = state_of(keyed, kind)
-    keyed.begin_event_time(None, 1099)
+    keyed.begin(watermarks=(None, 1099))
     for key in (1, 2):
         keyed.set_current_key(key)
         keyed.set_event_time(1000 * key)
@@ -194,16 +193,16 @@ def test_time_is_set_within_a_batch_of_rows(make_keyed: MakeKeyed) -> None:
         keyed.set_event_time(5)
     for wrong in (1.5, "now", True, 2**63):
         with pytest.raises(sb.UsageError):
-            keyed.begin_event_time(None, wrong)  # type: ignore[arg-type]
+            keyed.begin(watermarks=(None, wrong))  # type: ignore[arg-type]
         with pytest.raises(sb.UsageError):
-            keyed.begin_event_time(wrong, None)  # type: ignore[arg-type]
+            keyed.begin(watermarks=(wrong, None))  # type: ignore[arg-type]
     with pytest.raises(sb.UsageError, match="no time of rows"):
         keyed.set_event_time(5)
-    keyed.begin_event_time(None, None)
+    keyed.begin(watermarks=(None, None))
     with pytest.raises(sb.UsageError):
         keyed.set_event_time(2**63)
     keyed.close()
-    for call in (lambda: keyed.begin_event_time(None, 1), lambda: keyed.set_event_time(1)):
+    for call in (lambda: keyed.begin(watermarks=(None, 1)), lambda: keyed.set_event_time(1)):
         with pytest.raises(sb.ClosedError):
             call()
 
@@ -216,16 +215,16 @@ def test_full_snapshots_leave_out_what_had_expired_by_the_committed_watermark(
     store = sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=128)
 
     def checkpoint(number: int, watermark: int) -> list[Any]:
-        keyed.begin_event_time(watermark, watermark)
+        keyed.begin(watermarks=(watermark, watermark))
         pending = keyed.snapshot(number, store, incremental=False)
         committed = store.commit(number, [pending.result()], watermark=watermark)
         again = make_keyed(restore=committed)
-        again.begin_event_time(None, None)
+        again.begin(watermarks=(None, None))
         state_of(again, kind)
         return sorted(again.keys("s"))
 
     with store:
-        keyed.begin_event_time(None, 1100)
+        keyed.begin(watermarks=(None, 1100))
         for key in (1, 2):
             keyed.set_current_key(key)
             keyed.set_event_time(1000 * key)
@@ -243,7 +242,7 @@ def test_what_is_restored_goes_by_the_restored_watermark_until_it_is_told_anothe
     watermark = 50
     clock.set(1_000_000)
     keyed = make_keyed()
-    keyed.begin_event_time(watermark, watermark)
+    keyed.begin(watermarks=(watermark, watermark))
     state = state_of(keyed, kind, cleanup_full_snapshot=True)
     for key in range(5):
         keyed.set_current_key(key)
@@ -273,22 +272,22 @@ def test_what_is_restored_goes_by_the_restored_watermark_until_it_is_told_anothe
         again.advance()
         again = restored(again, 2)
         state = state_of(again, kind)
-        again.begin_event_time(watermark, watermark)
+        again.begin(watermarks=(watermark, watermark))
         assert sorted(again.keys("s")) == [0, 1, 2, 3, 4]
-        again.begin_event_time(1_000_000, 1_000_000)
+        again.begin(watermarks=(1_000_000, 1_000_000))
         assert list(again.keys("s")) == [], "from now on it goes by what it was told"
 
 
 def test_what_had_no_watermark_goes_by_the_clock(make_keyed: MakeKeyed, tmp_path: Path) -> None:
     """Restored from a backend that was told the time of batches, but never one of rows."""
     keyed = make_keyed()
-    keyed.begin_batch(1_000)
+    keyed.begin(1_000)
     keyed.set_current_key(1)
     write(state_of(keyed, "value"), "value")
     again = make_keyed(restore=keyed.savepoint(tmp_path / "savepoint"))
     state = state_of(again, "value")
     for now, there in ((1_099, True), (1_100, False)):
-        again.begin_batch(now)
+        again.begin(now)
         again.set_current_key(1)
         assert state.exists() == there
 
@@ -297,7 +296,7 @@ def test_a_vectorised_write_within_a_row_is_seen_by_the_row(make_keyed: MakeKeye
     """It goes by the watermark, which is before the time of the row: what the row saw expired is back."""
     keyed = make_keyed()
     state = keyed.get_state(in_event_time(KINDS["map"](), 200, cleanup_in_background=False))
-    keyed.begin_event_time(None, 900)
+    keyed.begin(watermarks=(None, 900))
     keyed.set_current_key(1)
     keyed.set_event_time(790)
     state.put(1, 1)
@@ -330,7 +329,7 @@ def run_both(rng: random.Random, kind: str, options: dict[str, Any]) -> None:
         before, after = after, (after or 1000) + rng.choice([0, 5, 40, 300])
         marks = [keyed.mark() for keyed in each]
         for keyed in each:
-            keyed.begin_event_time(before, after)
+            keyed.begin(watermarks=(before, after))
         for _ in range(rng.randrange(25)):
             key, at, number = rng.randrange(12), rng.randint(0, after + 50), rng.randrange(5)
             step = rng.randrange(7)
@@ -357,7 +356,7 @@ def run_both(rng: random.Random, kind: str, options: dict[str, Any]) -> None:
             if back:
                 keyed.rollback(mark)
             keyed.release(mark)
-            keyed.begin_event_time(after, after)
+            keyed.begin(watermarks=(after, after))
             keyed.advance()
         keys = [sorted(keyed.keys("s")) for keyed in each]
         assert keys[0] == keys[1]

@@ -331,7 +331,7 @@ def test_a_call_reads_the_clock_once(backend: sb.StateBackend) -> None:
         state.update(1)
         assert clock.calls == 3
         rows = with_ttl(sb.ValueStateDescriptor("rows", int), ttl_time_characteristic=Time.EventTime)
-        running.begin_event_time(None, 5000)
+        running.begin(watermarks=(None, 5000))
         for times in ([4900, 5000], None):
             before = clock.calls
             running.get_value_state(rows).update_many([1, 2], [1, 2], times=times)

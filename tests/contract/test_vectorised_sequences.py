@@ -148,7 +148,7 @@ class Drive:
     def begin(self, before: int | None, after: int) -> None:
         self.before, self.after = before, after
         for keyed in self.both:
-            keyed.begin_event_time(before, after)
+            keyed.begin(watermarks=(before, after))
 
     # --- calls ---
 
@@ -299,7 +299,7 @@ class Drive:
                     keyed.set_current_namespace(self.namespace)
             elif event < 0.8 and self.at_times:
                 for keyed in self.both:
-                    keyed.begin_event_time(self.after, self.after)
+                    keyed.begin(watermarks=(self.after, self.after))
                     keyed.advance()
                 self.begin(self.after, self.after + self.rng.choice([0, 5, 40, 300]))
             self.step()

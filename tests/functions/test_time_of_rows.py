@@ -444,7 +444,7 @@ def test_a_failed_batch_leaves_the_watermark(backend: str, tmp_path: Path) -> No
 class WithoutTheTimeOfRows(ReferenceKeyedBackend):
     """As a backend of another package that was written before rows had a time."""
 
-    begin_event_time = sb.KeyedStateBackend.begin_event_time
+    begin = sb.KeyedStateBackend.begin
     set_event_time = sb.KeyedStateBackend.set_event_time
 
 

@@ -101,11 +101,11 @@ def test_compactions_remove_nothing_in_event_time_while_there_is_no_watermark(
     store = sb.CheckpointStore(tmp_path / "store")
     with store.open_for_writing(query="q", key_type=int, max_parallelism=128):
         first = make()
-        first.begin_event_time(None, None)
+        first.begin(watermarks=(None, None))
         store.commit(0, [first.snapshot(0, store).result()], now=10 * TTL)
     keyed = make(restore=store.open(0))
     keyed.advance()  # before the first batch tells that rows have times
-    keyed.begin_event_time(None, 0)
+    keyed.begin(watermarks=(None, 0))
     event = StateTtlConfig.TtlTimeCharacteristic.EventTime
     state = keyed.get_value_state(expiring(ValueStateDescriptor("s", int), ttl_time_characteristic=event))
     keyed.set_event_time(0)
@@ -230,14 +230,14 @@ def test_after_a_restore_event_time_is_that_of_the_rows(
     with sb.CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=128) as store:
         keyed = make()
         at(keyed, clock, 1_000_000, 1)
-        keyed.begin_event_time(50, 50)
+        keyed.begin(watermarks=(50, 50))
         keyed.get_value_state(descriptor).update(1)
         store.commit(0, [keyed.snapshot(0, store).result()], now=1_000_000, watermark=50)
     restored = make(restore=sb.CheckpointStore(tmp_path / "store").open_latest())
     restored.release(restored.mark())
     by_clock, by_event = restored._committed
     assert (by_clock.now, by_event.now) == (1_000_000, 50)
-    restored.begin_event_time(60, 60)
+    restored.begin(watermarks=(60, 60))
     state = restored.get_value_state(descriptor)
     restored.release(restored.mark())
     at(restored, clock, 1_000_000, 1)

@@ -117,7 +117,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._log.committed_watermark = self._restored.watermark
         if self._restored.watermark is not None:
             # By the clock, states in event time would have expired long ago for calls that read or write them now.
-            self.begin_event_time(self._restored.watermark, self._restored.watermark)
+            self.begin(watermarks=(self._restored.watermark, self._restored.watermark))
         self._take_in_changes()
         self._load_timers()
         # The files of a checkpoint with dropped states have rows that must go.
