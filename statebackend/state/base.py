@@ -79,6 +79,10 @@ def checked_budget(budget: Any) -> int:
     return min(steps, 2**62)
 
 
+def _closed() -> ClosedError:
+    return ClosedError("the backend is closed", hint="create another one")
+
+
 def _event_time(time: int | None) -> int:
     return NO_TIME if time is None else clocks.checked_now(time)
 
@@ -244,14 +248,12 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         what = "closed" if self._closed else f"{len(self._states)} states"
         return f"<{type(self).__name__} of {self.key_type!r}, {self._key_group_range!r}, {what}>"
 
-    def _check_not_closed(self) -> None:
-        if self._closed:
-            raise ClosedError("the backend is closed", hint="create another one")
-
     def _check_open(self) -> None:
-        self._check_not_closed()
-        self._check_call()
-        self._check_not_closed()  # a deferred `close` may just have run
+        """Raise if the backend is closed, or another call is in progress; run what was deferred to its end."""
+        if not self._closed:
+            self._check_call()
+        if self._closed:  # perhaps by a deferred `close`
+            raise _closed()
 
     # --- calls: one at a time is inside (SPEC calls this "Threads and re-entry") ---
 
@@ -381,9 +383,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     def set_event_time(self, time: int | None) -> None:
         self._check_open()
         if self._event_now is None:
-            raise UsageError(
-                "the backend has no time of rows", hint="call begin(now, watermarks) first"
-            )
+            raise UsageError("the backend has no time of rows", hint="call begin(now, watermarks) first")
         self._event_now = _event_time(time)
 
     def _by_watermark(self) -> int | None:
@@ -399,7 +399,8 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         return self._known_key()
 
     def _known_key(self) -> Any:
-        self._check_not_closed()
+        if self._closed:
+            raise _closed()
         if self._key is None:
             raise UsageError("no current key is set", hint="call set_current_key(key) first")
         return self._key
@@ -416,7 +417,8 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     @property
     def current_namespace(self) -> Any:
         self._settle()
-        self._check_not_closed()
+        if self._closed:
+            raise _closed()
         return decode_namespace(self._namespace)
 
     def _save_key(self) -> Any:
