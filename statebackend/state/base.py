@@ -35,7 +35,7 @@ from statebackend.state.descriptors import (
 )
 from statebackend.state.handles import KeyedState
 from statebackend.state.interface import KeyedStateBackend, Watermarks
-from statebackend.state.marks import MarkStack
+from statebackend.state.marks import Mark, MarkStack
 from statebackend.state.timers import DOMAINS, RESERVED, Timers
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.types import Type
@@ -293,10 +293,10 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         finally:
             self._calls_inside -= 1
 
-    def _run_alone(self, step: Callable[[], Result]) -> Result:
+    def _run_alone(self, step: Callable[..., Result], *arguments: Any) -> Result:
         """Run a step that takes several changes, or many reads, to one moment: other calls are refused meanwhile."""
         try:
-            result: Result = self._run(step)
+            result: Result = self._run(step, *arguments)
             return result
         finally:
             self._settle()
@@ -610,18 +610,24 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     def mark(self) -> Any:
         self._check_open()
-        return self._run_alone(lambda: self._marks.open(self._mark_point()))
+        return self._run_alone(self._open_mark)
+
+    def _open_mark(self) -> Mark:
+        return self._marks.open(self._mark_point())
 
     def rollback(self, mark: Any) -> None:
         self._check_open()
-        self._run_alone(lambda: self._return_to(self._marks.back_to(mark)))
+        self._run_alone(self._roll_back, mark)
+
+    def _roll_back(self, mark: Any) -> None:
+        self._return_to(self._marks.back_to(mark))
 
     def release(self, mark: Any) -> None:
         # A mark may always be released. Deferred, it would be released amid the end of another thread's call.
         if self._calls_inside and self._is_inside(self._under_way):
             self._do_later(partial(self.release, mark))
         elif not self._closed and self._marks.release(mark):
-            self._run_alone(lambda: self._forget_point(mark.point))
+            self._run_alone(self._forget_point, mark.point)
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:

@@ -194,6 +194,7 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
     # --- marks ---
 
     def _mark_point(self) -> Any:
+        self._log.drop_outgrown_point()
         if self.mutation_watcher is not None:
             self.mutation_watcher.check()
         return self.core.mark()
@@ -203,6 +204,7 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
         if self.mutation_watcher is not None:
             self.mutation_watcher.start_over()
         self._timers._follow_rollback()
+        self._log.rolled_back()
 
     def _forget_point(self, point: Any) -> None:
         self.core.release(point)

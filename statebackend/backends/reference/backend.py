@@ -187,6 +187,7 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     # --- marks ---
 
     def _mark_point(self) -> tuple[int, int]:
+        self._log.drop_outgrown_point()
         return self.journal.open(), self._points.next_number()
 
     def _return_to(self, point: tuple[int, int]) -> None:
@@ -195,6 +196,7 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
         self._points.go_back_to(number)
         for state in self._states.values():
             state.changed(None)
+        self._log.rolled_back()
 
     def _forget_point(self, point: tuple[int, int]) -> None:
         if not len(self._marks):

@@ -401,6 +401,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
     # --- marks ---
 
     def _mark_point(self) -> _Mark:
+        self._log.drop_outgrown_point()
         self._let_expire()
         if not len(self._marks):
             self._drop_lost_marks()
@@ -415,6 +416,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
         self._timers.return_to(point.timers)
         for state in self._states.values():
             state.changed(None)
+        self._log.rolled_back()
 
     def _forget_point(self, point: _Mark) -> None:
         self.changes.drop(point.segment)

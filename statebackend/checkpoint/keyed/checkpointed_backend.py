@@ -322,16 +322,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 metrics["states"][name]["expired_in_snapshots"] = self._expired_in_snapshots[name]
         return metrics
 
-    # --- marks, and the end ---
-
-    def mark(self) -> Any:
-        self._check_open()
-        self._run_alone(self._log.drop_outgrown_point)
-        return super().mark()
-
-    def rollback(self, mark: Any) -> None:
-        super().rollback(mark)
-        self._run_alone(self._log.rolled_back)
+    # --- the end ---
 
     def _let_go(self) -> None:
         self._log.close()
