@@ -663,13 +663,14 @@ class BaseKeyedStateBackend(KeyedStateBackend):
             self._group_of(canonical)
 
     @contextmanager
-    def _vectorised_call(self, canonical_keys: Sequence[Any]) -> Iterator[None]:
+    def _vectorised_call(self, canonical_keys: Sequence[Any], now: int | None = None) -> Iterator[None]:
+        """A vectorised call at ``now``, or at the time that the clock tells."""
         self._check_open()
         self._check_groups(canonical_keys)
         saved, time_before, event_before = self._save_key(), self._fixed_now, self._event_now
         self._under_way += 1
         try:
-            self._fixed_now = self._work_time()
+            self._fixed_now = self._work_time() if now is None else now
             self._event_now = self._by_watermark()
             with self._undone_on_error():
                 yield

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -150,18 +150,10 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
             return None
         return self._fixed_now if self._event_now is None else self._event_cleaned
 
-    @contextmanager
-    def column_call(self) -> Iterator[None]:
+    def column_call(self) -> AbstractContextManager[None]:
         """A vectorised call, at one time; an error undoes it. The caller looks at key groups."""
-        before, called_at = self._fixed_now, self._called_at
-        self._called_at = None
-        if called_at is not None:
-            self._fixed_now = called_at
-        try:
-            with self._vectorised_call(()):
-                yield
-        finally:
-            self._fixed_now = before
+        now, self._called_at = self._called_at, None
+        return self._vectorised_call((), now)
 
     @contextmanager
     def together(self) -> Iterator[None]:
