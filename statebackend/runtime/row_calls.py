@@ -85,13 +85,15 @@ class Calls(ABC):
         """Fire the timers that are due at the end of the batch, those in event time first."""
         if not self.keyed.has_timers:
             return
-        timers, before = self.keyed.timers, -1
-        until = self.after if self.job.event_time is not None else now
-        while timers.fired != before:  # a timer of one domain may register one in the other
-            before = timers.fired
-            if until is not None:
-                self.fire(EVENT, until)
-            self.fire(PROCESSING, now)
+        next_due, has_fired = self.keyed.timers.next_due, True
+        due = ((EVENT, self.after if self.job.event_time is not None else now), (PROCESSING, now))
+        while has_fired:  # a timer of one domain may register one in the other
+            has_fired = False
+            for domain, until in due:
+                first = next_due(domain)
+                if first is not None and until is not None and first <= until:
+                    self.fire(domain, until)
+                    has_fired = True
 
     def leave_rows(self) -> None:
         """No row is at hand any more."""

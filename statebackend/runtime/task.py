@@ -91,6 +91,7 @@ class Task:
             key_group_range=key_group_range,
             restore=restore,
         )
+        self._timers = self.keyed.timers if self.keyed.has_timers else None
         self.operator: OperatorStateBackend = job.backend.create_operator_backend(
             subtask_index=subtask_index, parallelism=parallelism, restore=restore
         )
@@ -165,7 +166,7 @@ class Task:
         context.watermark = None if times is None else times.before
         self._rows = 0
         self._failed = None
-        self._fired_before = self.keyed.timers.fired if self.keyed.has_timers else 0
+        self._fired_before = 0 if self._timers is None else self._timers.fired
         of_operator = self.operator.mark()
         try:
             self._open()
@@ -203,7 +204,7 @@ class Task:
     @property
     def timers_fired(self) -> int:
         """The number of timers that the last batch fired."""
-        return self.keyed.timers.fired - self._fired_before if self.keyed.has_timers else 0
+        return 0 if self._timers is None else self._timers.fired - self._fired_before
 
     @property
     def rows_changed(self) -> tuple[int | None, int | None]:

@@ -954,7 +954,8 @@ cdef class TimerIndex:
         if domain == "event":
             handle = self.event
         else:
-            self.check_domain(domain)
+            if domain != "processing":
+                self.check_domain(domain)
             handle = self.processing
         if unlikely(handle is None and makes):
             handle = self.make(domain)
@@ -1019,6 +1020,24 @@ cdef class TimerIndex:
         finally:
             if not self.context.core.closed:
                 self.context._restore_key(saved)
+
+    def next_due(self, domain="event"):
+        """The time of the first timer of any key; None if there is none. O(1)."""
+        cdef TimerHandle handle = self.of(domain, False)
+        self.usable_core()
+        return None if handle is None else handle.next_time()
+
+    def count(self, domain="event"):
+        """The number of timers, of all keys."""
+        cdef TimerHandle handle = self.of(domain, False)
+        self.usable_core()
+        return 0 if handle is None else handle._pending_count()
+
+    @property
+    def fired(self):
+        """The number of timers that have fired. Marks do not cover it."""
+        return (0 if self.event is None else self.event.fired) + (
+            0 if self.processing is None else self.processing.fired)
 
     def _made(self, domain, bint makes=False):
         """The handle of a domain; None if there was no timer in it, and it is not to be made."""

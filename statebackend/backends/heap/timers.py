@@ -219,20 +219,6 @@ class HeapTimers(TimerIndex, Timers):
         found = {domain: self._made(domain) for domain in DOMAINS}
         return {domain: handle for domain, handle in found.items() if handle is not None}
 
-    def next_due(self, domain: str = "event") -> int | None:
-        self._backend._check_open()
-        handle = self._made(checked_domain(domain))
-        return None if handle is None else handle.next_time()
-
-    def count(self, domain: str = "event") -> int:
-        self._backend._check_open()
-        handle = self._made(checked_domain(domain))
-        return 0 if handle is None else handle._pending_count()
-
-    @property
-    def fired(self) -> int:
-        return sum(handle.fired for handle in self._handles().values())
-
     def _all_rows(self, first_group: int, last_group: int) -> Iterable[TimerRow]:
         for domain, handle in self._handles().items():
             for row in handle._rows(first_group, last_group):
