@@ -254,6 +254,7 @@ class OutputSchema:
         self.arrow = pa.schema(list(declared.arrow))
         self._names = declared.names
         self._read = record_reader(declared.names)
+        self._codecs = tuple(type_codec(kind) if _is_written(kind) else None for kind in declared.types)
 
     def __repr__(self) -> str:
         return f"OutputSchema({self.row_type!r})"
@@ -275,8 +276,7 @@ class OutputSchema:
 
     def writer(self) -> RowWriter:
         """What takes rows one by one, for `table_of_written`."""
-        codecs = tuple(type_codec(kind) if _is_written(kind) else None for kind in self.row_type.types)
-        return RowWriter(codecs, self._names, self._fields, self._values)
+        return RowWriter(self._codecs, self._names, self._fields, self._values)
 
     def table_of_written(self, writer: RowWriter) -> pa.Table:
         """The table of the rows that a writer has, which then has none; raises for the first that does not fit."""

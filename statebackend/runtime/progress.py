@@ -77,14 +77,16 @@ def storable(figures: Mapping[str, object]) -> Figures:
     >>> storable({"entries": np.int64(3), "share": float("nan"), "states": {"count": np.float32(0.5)}})
     {'entries': 3, 'share': None, 'states': {'count': 0.5}}
     """
-    return {str(name): _storable(figure) for name, figure in figures.items()}
+    stored: Figures = {}
+    for name, figure in figures.items():
+        is_plain = type(figure) is int and -(2**63) <= figure < 2**63  # most are
+        stored[str(name)] = figure if is_plain else _storable(figure)
+    return stored
 
 
 def _storable(figure: object) -> Json:
     if figure is None or isinstance(figure, bool):
         return figure
-    if type(figure) is int:  # most are, and the way to the end is long
-        return figure if -(2**63) <= figure < 2**63 else None
     if isinstance(figure, str):
         return str(figure)
     if isinstance(figure, Mapping):
@@ -130,5 +132,5 @@ def describe(progress: Figures) -> str:
         text += f"; {progress['numTimersFired']:,} timers fired"
     durations = progress.get("durationMs")
     if durations:
-        text += "; " + ", ".join(f"{name} {took:.0f}" for name, took in durations.items()) + " ms"
+        text += "; " + ", ".join([f"{name} {took:.0f}" for name, took in durations.items()]) + " ms"
     return text

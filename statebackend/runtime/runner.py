@@ -329,7 +329,7 @@ class Commits:
             )
         durations = watch.durations()
         parts = ("snapshot", "output", "state", "commit")
-        took = round(sum(durations.get(part, 0.0) for part in parts), 1)
+        took = round(sum([durations.get(part, 0.0) for part in parts]), 1)
         return Committed(self._newest, {**ran.figures, "commitTimeMs": took}, False, incarnation)
 
     def close(self) -> None:
