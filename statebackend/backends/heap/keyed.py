@@ -212,9 +212,12 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
     def count_changes(self, mark: Any) -> tuple[int, int]:
         self._check_open()
         point = self._marks.point_of(mark)
-        states = [state for state in self.written_since(point) if state.name in self._states]
-        counts = [count_changes(table, point) for state in states for table in state.tables]
-        return sum(written for written, _ in counts), sum(removed for _, removed in counts)
+        written = removed = 0
+        for state in self.written_since(point):
+            for table in state.tables if state.name in self._states else ():
+                more, gone = count_changes(table, point)
+                written, removed = written + more, removed + gone
+        return written, removed
 
     # --- checkpoints ---
 
