@@ -36,10 +36,14 @@ _NUMBER_OF = {
 _OVER_DOUBLES = {"avg": "average", "variance": "moments", "stddev": "moments"}
 
 
-def reduction_plan(reduce: Any) -> AddPlan | None:
-    """The plan of a named reduction; None if Python must run it, or for a user's function."""
-    if not isinstance(reduce, Reduction):
-        return None
+def adding_plan(of: Any) -> AddPlan | None:
+    """The plan of the operation of a descriptor; None if Python must run it, or for a user's function."""
+    if of.kind == "reducing":
+        return _reduction_plan(of.reduce) if isinstance(of.reduce, Reduction) else None
+    return _aggregate_plan(of.aggregate) if isinstance(of.aggregate, NamedAggregate) else None
+
+
+def _reduction_plan(reduce: Reduction) -> AddPlan | None:
     declared = reduce.type
     if isinstance(declared, DecimalType):
         return AddPlan(reduce.name, "decimal", declared.precision)
@@ -50,15 +54,12 @@ def reduction_plan(reduce: Any) -> AddPlan | None:
     return None
 
 
-def aggregate_plan(aggregate: Any) -> AddPlan | None:
-    """The plan of a named aggregate; None if Python must run it, or for a user's function."""
-    if not isinstance(aggregate, NamedAggregate):
-        return None
+def _aggregate_plan(aggregate: NamedAggregate) -> AddPlan | None:
     if aggregate.name == "count":
         return AddPlan("count", "long")
     if aggregate.name in _OVER_DOUBLES:
         return AddPlan(_OVER_DOUBLES[aggregate.name])
-    return reduction_plan(Reduction(aggregate.name, aggregate.type))
+    return _reduction_plan(Reduction(aggregate.name, aggregate.type))
 
 
 def _typed(values: Any, plan: AddPlan) -> Any:

@@ -20,11 +20,9 @@ import pyarrow as pa
 
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend.columns.additions import (
-    aggregate_plan,
     decoded_values,
     is_decoded,
     operands,
-    reduction_plan,
     results_of,
 )
 from statebackend.columns.nested_columns import encoded_keys
@@ -50,13 +48,14 @@ class Call:
 
     #: In canonical form.
     keys: Any
+    count: int
     #: None: all rows are in the current namespace.
     namespaces: NamespaceColumn | None
     #: What `_begin` returned: on heap, the time of all rows, or of each.
     times: Any
 
     def __len__(self) -> int:
-        return count_of(self.keys)
+        return self.count
 
 
 class ColumnsState(KeyedState):
@@ -74,15 +73,22 @@ class ColumnsState(KeyedState):
     def _by_rows(self, call: str, times: Any) -> bool:
         return False
 
+    def _at_own_times(self, times: Any) -> bool:
+        """Return True if each row of the call has its own time, so that it runs row by row."""
+        return False
+
     def _call(self, keys: Any, namespaces: Any, times: Any) -> Call:
         """Check the rows of a call, and read the clock."""
         self.backend._check_open()
         canonical = encoded_keys(self.backend._encoder, keys)
         spaces = None if namespaces is None else namespace_column(namespaces)
-        own = times_of_rows(self, times)
+        own = None if times is None else times_of_rows(self, times)
+        count = count_of(canonical)
         columns = [] if spaces is None else [spaces.numbers]
-        check_lengths(range(count_of(canonical)), *columns, *([] if own is None else [own]))
-        return Call(canonical, spaces, self._begin(own))
+        columns += [] if own is None else [own]
+        if columns:
+            check_lengths(range(count), *columns)
+        return Call(canonical, count, spaces, self._begin(own))
 
     def _values_of(self, call: Call, column: Any, declared: Type, nullable: bool = True) -> Column:
         """The stored form of the values of a call."""
@@ -158,7 +164,9 @@ class AddingColumns(SingleColumns, AddingState[Any, Any]):
 
     __slots__ = ()
 
-    #: Adds a column by a plan; returns what has changed, if asked.
+    #: The plan of the compiled core, made when the state is declared; None if Python calls a function for each row.
+    plan: AddPlan | None = None
+    #: Adds a column by the plan; returns what has changed, if asked.
     _add_column: Any
 
     def _by_rows(self, call: str, times: Any) -> bool:
@@ -174,13 +182,6 @@ class AddingColumns(SingleColumns, AddingState[Any, Any]):
             return results_of(of.aggregate, accumulators, found)
         return arrow_column(accumulators, found, of.type)
 
-    def _plan(self) -> AddPlan | None:
-        """What the compiled core adds by; None if Python has to call a function for each row."""
-        of = self.descriptor
-        if of.kind == "reducing":
-            return reduction_plan(of.reduce)
-        return aggregate_plan(of.aggregate) if of.kind == "aggregating" else None
-
     def add_many(
         self,
         keys: Any,
@@ -190,16 +191,19 @@ class AddingColumns(SingleColumns, AddingState[Any, Any]):
         namespaces: Any = None,
         times: Any = None,
     ) -> tuple[Any, ...] | None:
-        plan = None if self._by_rows("add", times) else self._plan()
-        if plan is None:
+        plan = self.plan
+        if plan is None or self._at_own_times(times):
             # Row by row: while a user's function runs, its key and namespace are current.
             return super().add_many(keys, values, return_changed, namespaces=namespaces, times=times)
         call = self._call(keys, namespaces, times)
-        with self._naming_state():
+        try:
             count, column = operands(values, self.descriptor.type, plan)
-        check_lengths(range(len(call)), range(count))
-        changed: tuple[Any, ...] | None = self._add_column(call, column, plan, return_changed)
-        return changed
+            if count != call.count:
+                check_lengths(call, range(count))
+            changed: tuple[Any, ...] | None = self._add_column(call, column, plan, return_changed)
+            return changed
+        except (MemoryLimitError, SerializationError) as error:
+            raise error.at(f"state {self.descriptor.name!r}") from None
 
     def _added_values(self, values: Any, declared: Type | None) -> list[Any]:
         if not is_decoded(declared):

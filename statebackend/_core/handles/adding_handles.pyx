@@ -63,10 +63,10 @@ cdef int add_stored(SingleHandle handle, AddPlan plan, char *stored) except -1:
 
 
 cdef class PlannedReducingHandle(ReducingHandle):
-    """A reduced value; `plan_of(function)` returns the AddPlan of a reduction, or None."""
+    """A reduced value; `plan_of(descriptor)` returns the AddPlan of its reduction, or None."""
 
     cdef object plan_of
-    cdef AddPlan plan
+    cdef readonly AddPlan plan
 
     def __init__(self, *arguments, plan_of, **options):
         ReducingHandle.__init__(self, *arguments, **options)
@@ -76,7 +76,7 @@ cdef class PlannedReducingHandle(ReducingHandle):
     def _redeclare(self, descriptor):
         """Apply a newer descriptor of the same state."""
         self._descriptor = descriptor
-        self.plan = None if self.codec.form == FORM_OBJECT else self.plan_of(descriptor.reduce)
+        self.plan = None if self.codec.form == FORM_OBJECT else self.plan_of(descriptor)
         if self.plan is not None:
             self.plan.fits(self.plain.value_code, self.plain.table.layout.value_width)
 
@@ -95,10 +95,10 @@ cdef class PlannedReducingHandle(ReducingHandle):
 
 
 cdef class PlannedAggregatingHandle(AggregatingHandle):
-    """An accumulator; `plan_of(aggregate)` returns the AddPlan of an aggregate, or None."""
+    """An accumulator; `plan_of(descriptor)` returns the AddPlan of its aggregate, or None."""
 
     cdef object plan_of
-    cdef AddPlan plan
+    cdef readonly AddPlan plan
 
     def __init__(self, *arguments, plan_of, **options):
         AggregatingHandle.__init__(self, *arguments, **options)
@@ -108,9 +108,7 @@ cdef class PlannedAggregatingHandle(AggregatingHandle):
     def _redeclare(self, descriptor):
         """Apply a newer descriptor of the same state."""
         self._descriptor = descriptor
-        self.plan = None
-        if self.inputs is not None and self.inputs.form != FORM_OBJECT and self.codec.form != FORM_OBJECT:
-            self.plan = self.plan_of(descriptor.aggregate)
+        self.plan = None if self.codec.form == FORM_OBJECT else self.plan_of(descriptor)
         if self.plan is not None:
             self.plan.fits(self.plain.value_code, self.plain.table.layout.value_width)
 
@@ -132,7 +130,7 @@ cdef class PlannedAggregatingHandle(AggregatingHandle):
         cdef ValueCodec inputs = self.inputs
         cdef double real
         cdef int kind = self.plan.adding.kind
-        if not inputs.store_native(self.core, value, stored):
+        if inputs is None or inputs.form == FORM_OBJECT or not inputs.store_native(self.core, value, stored):
             return 0
         if kind == ADD_AVERAGE or kind == ADD_MOMENTS:
             if inputs.form <= FORM_BYTE:

@@ -40,7 +40,7 @@ cdef class BaseHandle:
     cdef Table *plain_table
     cdef Table *spaced_table
     cdef int reach                       # the next thing that a lookup reads, see `look_ahead.pxd`
-    cdef int64_t ttl                     # 0: entries do not expire
+    cdef readonly int64_t ttl            # 0: entries do not expire
     cdef bint in_event_time              # go by the time of rows, where they tell one
     cdef bint is_cleaning                # they go by the watermark, meanwhile
     cdef int64_t floor                   # what is known of the oldest timestamps holds as long as none is older

@@ -44,7 +44,6 @@ def default_threads() -> int:
 class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
     """Keyed state in the compiled core."""
 
-    _states: dict[str, Any]
     _timers: HeapTimers
 
     def __init__(
@@ -159,7 +158,7 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
 
         States in event time go by the watermark after the batch, if rows tell their time. 0 if nothing expires.
         """
-        config = state.descriptor.ttl_config
+        config = state.descriptor.ttl_config if state.ttl else None
         by_watermark = self._by_watermark() if config is not None and config.is_in_event_time else None
         if by_watermark is not None:
             self.read_clock_once()

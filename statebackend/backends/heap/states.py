@@ -26,7 +26,7 @@ from statebackend.backends.heap.vectorised import (
     HeapMapColumns,
     HeapValueColumns,
 )
-from statebackend.columns.additions import aggregate_plan, reduction_plan
+from statebackend.columns.additions import adding_plan
 from statebackend.columns.codec_choice import key_codec, value_codec
 from statebackend.state import (
     AggregatingState,
@@ -127,12 +127,10 @@ def make_handle(handle: type[Handle], backend: HeapKeyedBackend, descriptor: Sta
         shape["nullable"] = True
     if descriptor.kind != "list":
         shape["copy_value"] = codec.copy_value
-    if isinstance(descriptor, AggregatingStateDescriptor):
-        options["plan_of"] = aggregate_plan
-        if descriptor.type is not None:
-            options["inputs"] = value_codec(descriptor.type, where)
-    if descriptor.kind == "reducing":
-        options["plan_of"] = reduction_plan
+    if isinstance(descriptor, AggregatingStateDescriptor) and descriptor.type is not None:
+        options["inputs"] = value_codec(descriptor.type, where)
+    if descriptor.kind in ("reducing", "aggregating"):
+        options["plan_of"] = adding_plan
     shape["value"] = ("list", codec.layout) if descriptor.kind == "list" else codec.layout
     table: Any = MapTable if descriptor.kind == "map" else StateTable
 

@@ -74,6 +74,7 @@ class HeapColumns(ColumnsState):
 
     # Provided by the compiled handle, which comes first in the class.
     codec: Any
+    ttl: int
     plain: Any
     _current_number: Any
     _table_of: Any
@@ -90,7 +91,7 @@ class HeapColumns(ColumnsState):
 
     def _begin(self, own: Array | None) -> int | Array:
         """Read the clock, and return the time that the state uses: of all rows, or of each."""
-        if not self._ttl() or own is None or not len(own):
+        if not self.ttl or own is None or not len(own):
             now: int = self.backend.begin_call(self)
             return now
         self.backend.read_clock_once()
@@ -105,7 +106,7 @@ class HeapColumns(ColumnsState):
 
         An error undoes all parts.
         """
-        spaces, count = call.namespaces, len(call)
+        spaces, count = call.namespaces, call.count
         if spaces is None or not count:
             number = self._current_number() if spaces is None else 0
             yield [Part(call.keys, number, call.times, number != 0, None)]
@@ -154,9 +155,6 @@ class HeapColumns(ColumnsState):
             kernels.find_many(self.plain, part.keys)
         return table
 
-    def _table_to_write(self, part: Part) -> Any:
-        return self._table_of(part.is_spaced, True)
-
     def _write(self, call: Call, write: Callable[[Part], None], *, assigns: bool = True) -> None:
         """Clean up for the rows of a call, and write each part."""
         self._clean(call)
@@ -166,13 +164,9 @@ class HeapColumns(ColumnsState):
 
     # --- time ---
 
-    def _ttl(self) -> int:
-        config = self.descriptor.ttl_config
-        return 0 if config is None else config.ttl
-
     def _clean(self, call: Call) -> None:
         """Clean up for as many accesses as a call has rows."""
-        if self._ttl():
+        if self.ttl:
             self._clean_some(len(call), self.backend.called_at)
 
     def _expiry(self, part: Part) -> dict[str, Any]:
@@ -195,7 +189,7 @@ class HeapColumns(ColumnsState):
             table = self._table(part)
             if table is None:
                 return pa.array(np.zeros(len(part), dtype=bool))
-            if self._ttl():
+            if self.ttl:
                 return pa.array(
                     expiring_kernels.look_many(table, part.keys, **self._expiry(part), **self._options(part))
                 )
@@ -229,7 +223,7 @@ class HeapSingleColumns(HeapColumns, SingleColumns):
         if table is None:
             nothing = np.zeros(len(part), dtype=np.uint32)
             return gathering.values_at(self.plain, nothing), nothing != 0
-        if self._ttl():
+        if self.ttl:
             before = len(table)
             found = expiring_kernels.read_many(
                 table, part.keys, **self._removal(part), **self._expiry(part), **self._options(part)
@@ -246,7 +240,8 @@ class HeapValueColumns(HeapSingleColumns, ValueColumns):
 
     def _write_column(self, call: Call, column: Column) -> None:
         def update(part: Part) -> None:
-            table, values, nulls = self._table_to_write(part), part.of(column.values), part.of(column.nulls)
+            table = self._table_of(part.is_spaced, True)
+            values, nulls = part.of(column.values), part.of(column.nulls)
             options = {"timestamp": part.times, **self._options(part)}
             if nulls is None:
                 kernels.update_many(table, part.keys, values, **options)
@@ -273,29 +268,26 @@ class HeapAddingColumns(HeapSingleColumns, AddingColumns):
         self, call: Call, column: Column, plan: AddPlan, return_changed: bool
     ) -> tuple[Any, ...] | None:
         self._clean(call)
-        with self._naming_state(), self._parts(call, True) as parts:
+        with self._parts(call, True) as parts:
             changed = [self._add_part(part, column, plan, return_changed) for part in parts]
-        found = [each for each in changed if each is not None]
-        if not found:
+        if not return_changed:
             return None
-        rows = np.concatenate([first for first, _ in found])
-        results = pa.concat_arrays([each for _, each in found])
-        if len(found) > 1:
+        rows, results = changed[0]
+        if len(changed) > 1:
+            rows = np.concatenate([first for first, _ in changed])
             order = np.argsort(rows)
-            rows, results = rows[order], results.take(pa.array(order))
+            rows, results = rows[order], pa.concat_arrays([each for _, each in changed]).take(pa.array(order))
         keys = decoded_keys(self.backend._encoder, take_rows(call.keys, rows))
         if call.namespaces is None:
             return keys, results
         return keys, call.namespaces.take(rows).shown(), results
 
-    def _add_part(
-        self, part: Part, column: Column, plan: AddPlan, return_changed: bool
-    ) -> tuple[Array, pa.Array] | None:
-        """Add the rows of a part; return the first row of each distinct key and namespace, in order, and its result."""
-        nulls, config = part.of(column.nulls), self.descriptor.ttl_config
+    def _add_part(self, part: Part, column: Column, plan: AddPlan, return_changed: bool) -> Any:
+        """Add the rows of a part; if asked, return the first row of each key and namespace, and their results."""
+        nulls, config = part.of(column.nulls), self.descriptor.ttl_config if self.ttl else None
         touched = adding_kernels.add_many(
-            self._table_to_write(part), part.keys, part.of(column.values), plan, nulls=nulls,
-            timestamp=part.times, ttl=self._ttl(), rows=part.rows,
+            self._table_of(part.is_spaced, True), part.keys, part.of(column.values), plan, nulls=nulls,
+            timestamp=part.times, ttl=self.ttl, rows=part.rows,
             in_event_time=config is not None and config.is_in_event_time,
             return_touched=return_changed and nulls is None, **self._options(part),
         )  # fmt: skip
@@ -335,7 +327,7 @@ class HeapListColumns(HeapColumns, ListColumns):
     __slots__ = ()
 
     def _by_rows(self, call: str, times: Any) -> bool:
-        return (self._ttl() != 0 and call in ("exists", "get")) or super()._by_rows(call, times)
+        return (self.ttl != 0 and call in ("exists", "get")) or super()._by_rows(call, times)
 
     def _elements_of_column(self, column: pa.Array | pa.ChunkedArray) -> list[Any]:
         """The elements of one list, given as Arrow; the compiled handle asks for them."""
@@ -345,7 +337,7 @@ class HeapListColumns(HeapColumns, ListColumns):
     def _append_column(self, call: Call, elements: Any) -> None:
         def append(part: Part) -> None:
             kernels.append_many(
-                self._table_to_write(part), part.keys, part.of(elements),
+                self._table_of(part.is_spaced, True), part.keys, part.of(elements),
                 timestamp=part.times, **self._options(part),
             )  # fmt: skip
 
@@ -371,7 +363,7 @@ class HeapMapColumns(HeapColumns, MapColumns):
     spaced_map: Any
 
     def _by_rows(self, call: str, times: Any) -> bool:
-        return call == "clear" or (self._ttl() != 0 and call == "exists") or super()._by_rows(call, times)
+        return call == "clear" or (self.ttl != 0 and call == "exists") or super()._by_rows(call, times)
 
     def _map(self, part: Part) -> Any:
         return self.spaced_map if part.is_spaced else self.plain_map
@@ -384,7 +376,7 @@ class HeapMapColumns(HeapColumns, MapColumns):
         if self._table(part) is None:
             nothing = np.zeros(len(part), dtype=np.uint32)
             return gathering.values_at(self.plain_map.entries, nothing), nothing != 0
-        expiry = {**self._removal(part), **self._expiry(part)} if self._ttl() else {}
+        expiry = {**self._removal(part), **self._expiry(part)} if self.ttl else {}
         maps = self._map(part)
         before = len(maps)
         found = map_kernels.get_many(maps, part.keys, inner, **expiry, **self._options(part))
@@ -393,10 +385,10 @@ class HeapMapColumns(HeapColumns, MapColumns):
 
     def _put_column(self, call: Call, inner: Any, column: Column) -> None:
         def put(part: Part) -> None:
-            self._table_to_write(part)
+            self._table_of(part.is_spaced, True)  # makes it
             map_kernels.put_many(
                 self._map(part), part.keys, part.of(inner), part.of(column.values), nulls=part.of(column.nulls),
-                timestamp=part.times, ttl=self._ttl(), **self._options(part),
+                timestamp=part.times, ttl=self.ttl, **self._options(part),
             )  # fmt: skip
 
         self._write(call, put)

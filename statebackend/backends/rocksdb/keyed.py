@@ -100,7 +100,6 @@ class _Place(NamedTuple):
 class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
     """Keyed state in its own database."""
 
-    _states: dict[str, Any]
     _timers: RocksDbTimers
 
     def __init__(self, key_type: Any, *, settings: Settings, **options: Any) -> None:
@@ -217,6 +216,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
 
     def _redeclare_state(self, state: Any, descriptor: StateDescriptor) -> None:
         state.redeclare(descriptor)
+        state.plan_calls()
 
     def _alive_places(self, state: Any) -> Iterator[_Place]:
         """The places that have something unexpired. O(rows)."""

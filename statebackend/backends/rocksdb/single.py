@@ -36,9 +36,9 @@ from statebackend.backends.rocksdb.vectorised import (
     RocksDbValueColumns,
     chosen_rows,
 )
-from statebackend.columns.additions import is_decoded
+from statebackend.columns.additions import adding_plan, is_decoded
 from statebackend.columns.calls import AddingColumns, Call
-from statebackend.columns.codec_choice import value_bytes, value_codec
+from statebackend.columns.codec_choice import holds_references, value_bytes, value_codec
 from statebackend.columns.nested_columns import decoded_keys
 from statebackend.columns.stored_columns import Array, Column, serialised_column, stored_column
 from statebackend.keys import NamespaceColumn, canonical_column, count_of, take_rows
@@ -112,6 +112,10 @@ class RocksDbAddingColumns(RocksDbSingleColumns, AddingColumns):
     # Of the handles.
     _add_in_order: Callable[..., None]
 
+    def plan_calls(self) -> None:
+        if self.descriptor.kind != "folding" and not holds_references(self.codec.declared):
+            self.plan = adding_plan(self.descriptor)
+
     def _add_column(
         self, call: Call, column: Column, plan: AddPlan, return_changed: bool
     ) -> tuple[Any, ...] | None:
@@ -174,9 +178,8 @@ class RocksDbAddingColumns(RocksDbSingleColumns, AddingColumns):
             return table, *kernels.get_many(table, touched.keys, namespace=touched.numbers)
 
         before = stored_column(chosen_rows((ends, values), there), declared)
-        with self._naming_state():
-            layout = value_codec(declared, self.descriptor.name).layout
-            table, became, is_there = added(layout, before, column.values, plan)
+        layout = value_codec(declared, self.descriptor.name).layout
+        table, became, is_there = added(layout, before, column.values, plan)
         entries = serialised_column(became)
         stamps = self._stamps(count_of(touched.keys))
         if stamps is not None and self._in_event_time:

@@ -60,6 +60,7 @@ class RocksDbState(KeyedState):
             self._renews,
             self._shows_expired,
         )
+        self.plan_calls()
         self._store = self.store
         self._watches: weakref.WeakSet[WatchedIterator] = weakref.WeakSet()
 
@@ -72,6 +73,9 @@ class RocksDbState(KeyedState):
         return self._backend.make_rules(
             descriptor.name, self._in_event_time, self.layout, self.element_bytes(descriptor), options
         )
+
+    def plan_calls(self) -> None:
+        """Plan vectorised calls, when the state is declared and whenever its descriptor takes effect again."""
 
     def element_bytes(self, descriptor: Any) -> int:
         """The bytes of an element of a list with its timestamp, if all have as many; else 0."""

@@ -30,6 +30,8 @@ MOST_CHANGES = 1_000_000
 class CompiledKeyedBackend(CheckpointedKeyedBackend):
     """A keyed backend whose compiled key context comes first in the class."""
 
+    _states: dict[str, Any]
+
     # Of the key context.
     codec: Any
     _open: Any
@@ -84,7 +86,7 @@ class CompiledKeyedBackend(CheckpointedKeyedBackend):
         try:
             self._let_expire()
             for state in self._states.values():
-                config = state.descriptor.ttl_config
+                config = state.descriptor.ttl_config if state.ttl else None
                 if config is not None and config.cleanup_idle and done < budget:
                     done += self._clean_idle(state, budget - done)
         finally:
