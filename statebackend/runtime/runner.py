@@ -173,6 +173,8 @@ class Commits:
         self._stream = stream
         self._location = location
         self._newest: Checkpoint | None = None
+        #: What the newest checkpoint says of its batch.
+        self._origin = Origin()
 
     def open(self, query: str | None, key_type: Type) -> Checkpoint | None:
         """Open the store for this query alone, and return its newest checkpoint; None if it is empty."""
@@ -190,6 +192,7 @@ class Commits:
                 return None
             checkpoint = self._store.open(newest)
             check_key_columns(checkpoint, self._job.columns, self._store.uri)
+            self._origin = Origin.of(checkpoint.manifest)
         except BaseException:
             self._store.close()
             raise
@@ -230,8 +233,9 @@ class Commits:
 
     def _next_ids(self) -> set[int]:
         """The ids that the next batch may have."""
-        if self.last_id is not None:
-            return {self.last_id + 1}
+        last = self.last_id
+        if last is not None:
+            return {last + 1}
         if self._first_batch is not None:
             return {self._first_batch}
         begins_at = self._store.done.begins_at
@@ -247,16 +251,16 @@ class Commits:
         restart = done.newest_restart
         if restart is None or self._newest is None:
             return False
-        is_unfinished = Origin.of(self._newest.manifest).incarnation != restart.incarnation
+        is_unfinished = self._origin.incarnation != restart.incarnation
         return is_unfinished and (restart.begins_at, restart.first_batch) == (batch_id, self._first_batch)
 
     def _check_stream(self, batch_id: int) -> None:
         """Raise if the batch before is of another stream: its number then follows by chance."""
         if self._newest is None or self._stream is None:
             return
-        before = Origin.of(self._newest.manifest)
-        if before.stream is not None and before.stream != self._stream:
-            raise other_stream(batch_id, self._store.uri, before.location, self._location)
+        before = self._origin.stream
+        if before is not None and before != self._stream:
+            raise other_stream(batch_id, self._store.uri, self._origin.location, self._location)
 
     # --- the batch that was committed ---
 
@@ -264,7 +268,7 @@ class Commits:
         """The newest checkpoint again, if it was made of these rows. Meanwhile the engine computes them for itself."""
         checkpoint = self._newest
         assert checkpoint is not None
-        origin = Origin.of(checkpoint.manifest)
+        origin = self._origin
         progress = checkpoint.manifest.progress
         incarnation = origin.incarnation or checkpoint.manifest.store
         committed = Committed(checkpoint, progress, True, incarnation)
@@ -327,6 +331,7 @@ class Commits:
                 batch=origin.to_json(),
                 progress=ran.figures,
             )
+        self._origin = origin
         durations = watch.durations()
         parts = ("snapshot", "output", "state", "commit")
         took = round(sum([durations.get(part, 0.0) for part in parts]), 1)
