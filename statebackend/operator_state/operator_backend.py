@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, PendingSnapshot
+from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, Snapshot
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import ClosedError, StateMigrationError, UsageError, overlapping_call
 from statebackend.operator_state.operator_snapshots import (
@@ -202,7 +202,7 @@ class OperatorStateBackend:
 
     def snapshot(
         self, checkpoint_id: int, store: CheckpointStore | DataWriter, *, incremental: bool = True
-    ) -> PendingSnapshot:
+    ) -> Snapshot:
         """Begin to write all contents, as they are now, for a checkpoint of a store. O(number of states).
 
         The rest runs in the background. It writes nothing if all states are empty, or if they are as they were in the

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, PendingSnapshot, StateSnapshot
+from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, Snapshot, StateSnapshot
 from statebackend.checkpoint.format import (
     DataFileReader,
     GroupedBatch,
@@ -32,7 +32,7 @@ from statebackend.checkpoint.format import (
     read_data_file,
     write_data_file,
 )
-from statebackend.checkpoint.store.pending import SnapshotInFlight, WritingThreads, tell
+from statebackend.checkpoint.store.pending import WritingThreads, tell
 from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState, reading_part
 from statebackend.checkpoint.store.sealed import JsonObject, integer
 from statebackend.checkpoint.store.store import target_for
@@ -98,7 +98,7 @@ class SnapshotHistory:
         self._subtask_index = subtask_index
         self._parallelism = parallelism
         #: The newest committed snapshot, and those after it that may still be committed.
-        self._taken: list[_Taken] = []
+        self._taken: list[OperatorSnapshot] = []
         self._threads = WritingThreads()
 
     def take(
@@ -108,7 +108,7 @@ class SnapshotHistory:
         views: Mapping[str, StateView],
         *,
         incremental: bool = True,
-    ) -> PendingSnapshot:
+    ) -> Snapshot:
         """Begin to write states. Writes nothing if they are all empty.
 
         If they are as they were in the newest committed checkpoint, its file is named again, unless ``incremental`` is
@@ -118,7 +118,7 @@ class SnapshotHistory:
             raise UsageError(f"a snapshot is written to a CheckpointStore, not to a {type(store).__name__}")
         writer = target_for(store, checkpoint_id)
         try:
-            snapshot = StateSnapshot(
+            contents = StateSnapshot(
                 checkpoint_id,
                 writer.epoch,
                 self._subtask_index,
@@ -126,16 +126,16 @@ class SnapshotHistory:
                 states=tuple(views[name].described(name) for name in sorted(views)),
                 extra={"part": PART},
             )
-            taken = _Taken(writer, views, snapshot)
+            snapshot = OperatorSnapshot(writer, views, contents)
             before = self._newest_committed()
-            if incremental and before is not None and before.can_stand_for(taken):
-                taken.snapshot = dataclasses.replace(snapshot, files=before.snapshot.files)
-            pending = PendingSnapshot(checkpoint_id, taken.write, writer.abort, self._threads)
+            if incremental and before is not None and before.can_stand_for(snapshot):
+                snapshot.contents = dataclasses.replace(contents, files=before.contents.files)
+            snapshot.begin(snapshot.write, self._threads)
         except BaseException:
             writer.abort()
             raise
-        self._taken.append(taken)
-        return pending
+        self._taken.append(snapshot)
+        return snapshot
 
     def committed(self, checkpoint_id: int) -> None:
         """A checkpoint is committed, by this process or another."""
@@ -150,55 +150,55 @@ class SnapshotHistory:
         self._taken = []
         self._threads.close()
 
-    def _newest_committed(self) -> _Taken | None:
-        self._taken = [each for each in self._taken if not each.is_aborted]
+    def _newest_committed(self) -> OperatorSnapshot | None:
+        self._taken = [each for each in self._taken if not each.writer.is_aborted]
         for at in range(len(self._taken) - 1, -1, -1):
-            if self._taken[at].is_committed:
+            if self._taken[at].writer.is_committed:
                 del self._taken[:at]
                 return self._taken[0]
         return None
 
 
-class _Taken(SnapshotInFlight):
-    """A snapshot that was taken; complete once its file is written."""
+class OperatorSnapshot(Snapshot):
+    """A snapshot of operator state. Its contents are complete once its file is written."""
 
-    def __init__(self, writer: DataWriter, views: Mapping[str, StateView], snapshot: StateSnapshot) -> None:
+    def __init__(self, writer: DataWriter, views: Mapping[str, StateView], contents: StateSnapshot) -> None:
         super().__init__(writer)
-        self.snapshot = snapshot
+        self.contents = contents
         self._views = views
 
-    def can_stand_for(self, other: _Taken) -> bool:
-        """Return True if its file holds what ``other`` would write, and will be kept for it."""
-        files = self.snapshot.files
+    def can_stand_for(self, other: OperatorSnapshot) -> bool:
+        """Return True if its file holds the rows that ``other`` would write, and will be kept for it."""
+        files = self.contents.files
         return (
-            all(file.name in other.target.builds_on for file in files)
-            and self.snapshot.states == other.snapshot.states
+            all(file.name in other.writer.builds_on for file in files)
+            and self.contents.states == other.contents.states
             and all(view.kept is self._views[name].kept for name, view in other._views.items())
         )
 
     def write(self) -> StateSnapshot:
         """Write the file, unless there is nothing to write."""
-        if self.snapshot.files or all(view.is_empty for view in self._views.values()):
-            return self.snapshot
+        if self.contents.files or all(view.is_empty for view in self._views.values()):
+            return self.contents
         try:
             sections = [section(name, self._views[name]) for name in sorted(self._views)]
-            with self.target.create("operator", subtask=self.snapshot.subtask_index) as file:
+            with self.writer.create("operator", subtask=self.contents.subtask_index) as file:
                 write_data_file(
                     file,
                     sections,
                     extra={"part": PART},
                     name=file.name,
-                    compression=self.target.compression,
+                    compression=self.writer.compression,
                 )
-                self.snapshot = dataclasses.replace(self.snapshot, files=(file.finish(),))
+                self.contents = dataclasses.replace(self.contents, files=(file.finish(),))
         except BaseException as error:
-            if self.target.is_aborted:
+            if self.writer.is_aborted:
                 raise UsageError(
-                    "the snapshot has been aborted", detail=f"checkpoint {self.snapshot.checkpoint_id}"
+                    "the snapshot has been aborted", detail=f"checkpoint {self.contents.checkpoint_id}"
                 ) from error
-            self.target.abort()
+            self.writer.abort()
             raise
-        return self.snapshot
+        return self.contents
 
 
 def section(name: str, view: StateView) -> Section:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from statebackend.checkpoint import Checkpoint, PendingSnapshot, StateSnapshot, StoredFile
+from statebackend.checkpoint import Checkpoint, Snapshot, StateSnapshot, StoredFile
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import UsageError
 from statebackend.keys import KeyGroupRange
@@ -110,7 +110,7 @@ class LocalExecution(Execution):
 
     def run_rows(self, batch_id: int, batch: Batch | BatchInPieces, now: int, watch: Stopwatch) -> Ran:
         """The same for rows that are here. After it, `undo` may end the batch, too."""
-        pending: list[PendingSnapshot] = []
+        pending: list[Snapshot] = []
         files = OutputFiles(lambda: self._store.begin_snapshot(batch_id), self._delivered)
         try:
             with watch.part("function"):

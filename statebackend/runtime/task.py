@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from statebackend.checkpoint import DataWriter, PendingSnapshot
+from statebackend.checkpoint import DataWriter, Snapshot
 from statebackend.errors import StateMigrationError, UsageError
 from statebackend.functions import (
     BatchProcessFunction,
@@ -213,7 +213,7 @@ class Task:
             raise UsageError("no batch has been run")
         return self.keyed.count_changes(self._marks[0]) or (None, None)
 
-    def snapshot(self, checkpoint_id: int, store: SnapshotTargets) -> list[PendingSnapshot]:
+    def snapshot(self, checkpoint_id: int, store: SnapshotTargets) -> list[Snapshot]:
         """Open a view of all state, to be written in the background; each returned object has ``result()``."""
         self._check_requested()
         self._taken = checkpoint_id

@@ -13,8 +13,15 @@ import pytest
 from keyed_stores import COUNT, create, open_store
 
 import statebackend as sb
-from statebackend.checkpoint.store.manifest import StateSnapshot
-from statebackend.checkpoint.store.pending import PendingSnapshot, WritingThreads
+from statebackend.checkpoint import DataWriter, Snapshot, StateSnapshot
+from statebackend.checkpoint.files import open_files
+from statebackend.checkpoint.store.pending import WritingThreads
+
+
+def begun(number: int, write: Callable[[], StateSnapshot], threads: WritingThreads) -> Snapshot:
+    snapshot = Snapshot(DataWriter(open_files("/nowhere"), 1, number))
+    snapshot.begin(write, threads)
+    return snapshot
 
 
 def writing_threads() -> list[threading.Thread]:
@@ -69,7 +76,7 @@ def test_several_snapshots_are_written_at_once() -> None:
             together.wait(20)  # passes only if all five are being written
             return StateSnapshot(number, epoch=1)
 
-        pending.append(PendingSnapshot(number, write, threads=threads))
+        pending.append(begun(number, write, threads))
     assert [each.result(20).checkpoint_id for each in pending] == list(range(5))
     threads.close()
 
@@ -81,7 +88,7 @@ def test_what_was_begun_is_written_after_the_backend_was_closed() -> None:
         assert go.wait(20)
         return StateSnapshot(7, epoch=1)
 
-    pending = PendingSnapshot(7, write, threads=threads)
+    pending = begun(7, write, threads)
     threads.close()
     with pytest.raises(TimeoutError, match="checkpoint 7 is still being written"):
         pending.result(0.001)
@@ -102,7 +109,7 @@ def test_what_is_written_is_let_go_before_the_result_is_known() -> None:
         return lambda: StateSnapshot(0, 1, extra={"held": isinstance(view, View), "told": go.wait(20)})
 
     go, ended = threading.Event(), []
-    pending = PendingSnapshot(0, writing())
+    pending = begun(0, writing(), WritingThreads())
     pending._written.add_done_callback(lambda _: ended.append(View.ended.is_set()))
     go.set()
     assert pending.result(20).extra == {"held": True, "told": True}

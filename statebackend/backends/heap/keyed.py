@@ -24,7 +24,7 @@ from statebackend.backends.heap.snapshots import HeapChanges, HeapPoints, HeapVi
 from statebackend.backends.heap.state_rows import WrittenState, row_tables
 from statebackend.backends.heap.states import make_state
 from statebackend.backends.heap.timers import HeapTimers, WrittenTimers
-from statebackend.checkpoint import CheckpointStore, DataWriter, PendingSnapshot
+from statebackend.checkpoint import CheckpointStore, DataWriter, Snapshot
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import ExpiredAt
 from statebackend.checkpoint.keyed.compiled_backend import CompiledKeyedBackend
@@ -222,7 +222,7 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
 
     def snapshot(
         self, checkpoint_id: int, store: CheckpointStore | DataWriter, *, incremental: bool = True
-    ) -> PendingSnapshot:
+    ) -> Snapshot:
         if self.mutation_watcher is not None:
             self.mutation_watcher.check()
         return super().snapshot(checkpoint_id, store, incremental=incremental)

@@ -42,7 +42,7 @@ from statebackend.backends.rocksdb.snapshots import RocksDbChanges, RocksDbPoint
 from statebackend.backends.rocksdb.timers import RocksDbTimers
 from statebackend.backends.rocksdb.vectorised import chosen_rows
 from statebackend.backends.rocksdb.written_states import WrittenState
-from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, PendingSnapshot, StateSnapshot
+from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, Snapshot, StateSnapshot
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import ExpiredAt
 from statebackend.checkpoint.keyed.compiled_backend import CompiledKeyedBackend
@@ -455,7 +455,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
 
     def snapshot(
         self, checkpoint_id: int, store: CheckpointStore | DataWriter, *, incremental: bool = True
-    ) -> PendingSnapshot:
+    ) -> Snapshot:
         pending = super().snapshot(checkpoint_id, store, incremental=incremental)
         self._let_expire()
         return pending

@@ -2,7 +2,7 @@
 
     committed ---- in flight ---- in flight ---- now
         |              |              |
-     chain.point   flight.point   flight.point       points: later changes can be read
+     chain.point  snapshot.point  snapshot.point     points: later changes can be read
         |
      base + deltas, and perhaps a file that will replace some of them: several deltas in one, or a new base, which has
      a point of its own
@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StoredFile
-from statebackend.checkpoint.store.pending import SnapshotInFlight
+from statebackend.checkpoint.store.pending import Snapshot
 
 #: A moment since which a backend can read the changes. Only that backend knows its type.
 Point: TypeAlias = Any
@@ -163,13 +163,13 @@ class Chain(NamedTuple):
         return Chain(files, self.point, (*self.unnamed, rewriting.writer))
 
 
-class Flight(SnapshotInFlight):
-    """A snapshot of keyed state that is neither committed nor aborted."""
+class KeyedSnapshot(Snapshot):
+    """A snapshot of keyed state."""
 
     def __init__(
-        self, target: DataWriter, point: Point, now: int, watermark: int | None, chain: Chain | None
+        self, writer: DataWriter, point: Point, now: int, watermark: int | None, chain: Chain | None
     ) -> None:
-        super().__init__(target)
+        super().__init__(writer)
         self.point = point
         #: The times of its batch.
         self.now = now
@@ -188,7 +188,7 @@ class Flight(SnapshotInFlight):
     @property
     def has_landed(self) -> bool:
         """True if its checkpoint is committed."""
-        return self.files is not None and self.is_committed
+        return self.files is not None and self.writer.is_committed
 
 
 class Rewriting:

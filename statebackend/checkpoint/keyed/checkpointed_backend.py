@@ -35,7 +35,7 @@ from statebackend.checkpoint.keyed.snapshot_log import (
 )
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StateSnapshot
-from statebackend.checkpoint.store.pending import PendingSnapshot, WritingThreads
+from statebackend.checkpoint.store.pending import Snapshot, WritingThreads
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.checkpoint.store.sealed import MAX_INTEGER
@@ -194,7 +194,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
     def snapshot(
         self, checkpoint_id: int, store: CheckpointStore | DataWriter, *, incremental: bool = True
-    ) -> PendingSnapshot:
+    ) -> Snapshot:
         self._check_open()
         if not isinstance(store, (CheckpointStore, DataWriter)):
             raise UsageError(
@@ -203,9 +203,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             )
         return self._run_alone(lambda: self._taken(checkpoint_id, store, incremental))
 
-    def _taken(
-        self, checkpoint_id: int, store: CheckpointStore | DataWriter, incremental: bool
-    ) -> PendingSnapshot:
+    def _taken(self, checkpoint_id: int, store: CheckpointStore | DataWriter, incremental: bool) -> Snapshot:
         """The snapshot of one moment: a write between its rows and the point of the next delta would be in neither."""
         log = self._log
         log.settle()
@@ -213,7 +211,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._restored.keep()  # a commit may let their files go
         target = target_for(store, checkpoint_id)
         rows: Taken | None = None
-        flight = None
+        snapshot = None
         try:
             chain = log.chain_for(target)
             if not incremental:
@@ -223,14 +221,14 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             else:
                 changes = self._read_changes(chain.point)
                 rows = TakenRows("delta", changes, (), self.key_group_range, self._count_expired)
-            flight = log.taken(target, now, self._watermark, chain)
+            snapshot = log.taken(target, now, self._watermark, chain)
             write = partial(
-                write_snapshot, flight, rows, self._taken_states(), self.key_type, self.max_parallelism
+                write_snapshot, snapshot, rows, self._taken_states(), self.key_type, self.max_parallelism
             )
-            pending = PendingSnapshot(checkpoint_id, write, target.abort, self._threads)
+            snapshot.begin(write, self._threads)
         except BaseException:
-            if flight is not None:
-                log.withdraw(flight)
+            if snapshot is not None:
+                log.withdraw(snapshot)
             if rows is not None:
                 rows.source.release()
             target.abort()
@@ -239,7 +237,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             another = store.begin_snapshot if isinstance(store, CheckpointStore) else store.beside
             take = partial(self._take_base, frozenset(file.name for file in chain.files))
             log.rewrite(chain, another, take, self._kinds, self._threads)
-        return pending
+        return snapshot
 
     def _kinds(self) -> dict[str, str]:
         return {each.name: each.kind for each in self._taken_states().descriptions}

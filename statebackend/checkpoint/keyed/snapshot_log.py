@@ -13,7 +13,7 @@ from operator import is_
 from typing import Any, NamedTuple, Protocol
 
 from statebackend.checkpoint.format import Section, write_data_file
-from statebackend.checkpoint.keyed.chain import Chain, Flight, Points, Rewriting
+from statebackend.checkpoint.keyed.chain import Chain, KeyedSnapshot, Points, Rewriting
 from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.merged_rows import (
     Patience,
@@ -114,28 +114,28 @@ class TakenRows(NamedTuple):
 
 
 def write_snapshot(
-    flight: Flight, rows: Taken, states: TakenStates, key_type: Type, max_parallelism: int
+    snapshot: KeyedSnapshot, rows: Taken, states: TakenStates, key_type: Type, max_parallelism: int
 ) -> StateSnapshot:
     """Write the files of a snapshot and describe them. If that fails, the snapshot is given up."""
-    target = flight.target
-    assert target.checkpoint_id is not None
+    writer = snapshot.writer
+    assert writer.checkpoint_id is not None
     try:
-        made = rows.write(target)
-        files = made if flight.chain is None else (*flight.chain.files, *made)
-        snapshot = StateSnapshot(
-            target.checkpoint_id,
-            target.epoch,
+        made = rows.write(writer)
+        files = made if snapshot.chain is None else (*snapshot.chain.files, *made)
+        contents = StateSnapshot(
+            writer.checkpoint_id,
+            writer.epoch,
             files=files,
             key_groups=rows.key_groups,
             states=states.checked,
-            now=flight.now,
+            now=snapshot.now,
             extra={"part": PART, "key_type": key_type.config(), "max_parallelism": max_parallelism},
         )
     except BaseException:
-        target.abort()
+        writer.abort()
         raise
-    flight.files = files
-    return snapshot
+    snapshot.files = files
+    return contents
 
 
 class SnapshotLog:
@@ -150,7 +150,7 @@ class SnapshotLog:
     | `aborted` | goes | stays | goes if nothing else builds on it |
     | `rolled_back` | stays | without its point, the next snapshot is a base | a base goes if its point is void |
 
-    Whatever goes drops its point. What something in flight builds on stays until that is decided.
+    Whatever goes drops its point. Files that a snapshot in flight builds on stay until it is decided.
 
     Commits and aborts are told, or are seen by the writer of the snapshot where the store is in this process. They take
     effect in `settle`, which the next snapshot calls: only the thread that calls the backend changes anything here.
@@ -166,7 +166,7 @@ class SnapshotLog:
         self.rewriting: Rewriting | None = None
         self._patience = Patience()
         self._chain: Chain | None = None
-        self._flights: list[Flight] = []
+        self._in_flight: list[KeyedSnapshot] = []
         #: The writers of adopted files that no manifest names yet.
         self._unnamed: list[DataWriter] = []
 
@@ -176,24 +176,26 @@ class SnapshotLog:
         """The state is what these files hold, and nothing else."""
         self._chain = Chain(files, self._points.open())
 
-    def taken(self, target: DataWriter, now: int, watermark: int | None, chain: Chain | None) -> Flight:
+    def taken(
+        self, writer: DataWriter, now: int, watermark: int | None, chain: Chain | None
+    ) -> KeyedSnapshot:
         """A snapshot has been taken of this moment: its rows are still to be written."""
-        flight = Flight(target, self._points.open(), now, watermark, chain)
-        self._flights.append(flight)
-        return flight
+        snapshot = KeyedSnapshot(writer, self._points.open(), now, watermark, chain)
+        self._in_flight.append(snapshot)
+        return snapshot
 
-    def withdraw(self, flight: Flight) -> None:
+    def withdraw(self, snapshot: KeyedSnapshot) -> None:
         """The snapshot could not be begun after all."""
-        self._points.drop(flight.point)
-        self._flights.remove(flight)
+        self._points.drop(snapshot.point)
+        self._in_flight.remove(snapshot)
 
     def committed(self, checkpoint_id: int) -> None:
         """A checkpoint is committed, by this process or another."""
-        tell(self._flights, checkpoint_id, is_committed=True)
+        tell(self._in_flight, checkpoint_id, is_committed=True)
 
     def aborted(self, checkpoint_id: int) -> None:
         """A checkpoint will never be committed."""
-        tell(self._flights, checkpoint_id, is_committed=False)
+        tell(self._in_flight, checkpoint_id, is_committed=False)
 
     def rolled_back(self) -> None:
         """State has gone back to a mark. Points behind it are void, and files written since then are useless."""
@@ -205,28 +207,28 @@ class SnapshotLog:
 
     def settle(self) -> None:
         """Make the newest committed snapshot the chain, and forget aborted snapshots."""
-        landed = [at for at, flight in enumerate(self._flights) if flight.has_landed]
+        landed = [at for at, snapshot in enumerate(self._in_flight) if snapshot.has_landed]
         if landed:
             self._land(landed[-1])
-        for flight in [each for each in self._flights if each.is_aborted]:
-            self._points.drop(flight.point)
-            self._flights.remove(flight)
+        for snapshot in [each for each in self._in_flight if each.writer.is_aborted]:
+            self._points.drop(snapshot.point)
+            self._in_flight.remove(snapshot)
         if self._unnamed:
-            self._abort_unused([self._chain, *(flight.chain for flight in self._flights)])
+            self._abort_unused([self._chain, *(snapshot.chain for snapshot in self._in_flight)])
 
     def _land(self, at: int) -> None:
-        newest = self._flights[at]
+        newest = self._in_flight[at]
         assert newest.files is not None
         if self._chain is not None:
             self._points.drop(self._chain.point)
         self._chain = Chain(newest.files, newest.point)
         self.committed_now, self.committed_watermark = newest.now, newest.watermark
         named = {file.name for file in newest.files}
-        for flight in self._flights[:at]:
-            self._points.drop(flight.point)
-            if not flight.is_aborted:
-                named |= flight.names  # it may be committed although the backend was not told
-        del self._flights[: at + 1]
+        for snapshot in self._in_flight[:at]:
+            self._points.drop(snapshot.point)
+            if not snapshot.writer.is_aborted:
+                named |= snapshot.names  # it may be committed although the backend was not told
+        del self._in_flight[: at + 1]
         for writer in self._unnamed:  # another process may have committed: its store cannot tell our writers
             writer.settle(named)
 
@@ -274,7 +276,7 @@ class SnapshotLog:
             adopted = chain.with_merged(rewriting, made)
         if adopted is None:
             names = {file.name for file in rewriting.replaces}
-            if not any(names <= flight.names for flight in self._flights):
+            if not any(names <= snapshot.names for snapshot in self._in_flight):
                 self._give_up(rewriting)
             return  # a snapshot in flight has the parts, and may become the chain
         self.rewriting = None
@@ -338,7 +340,7 @@ class SnapshotLog:
 
     def drop_outgrown_point(self) -> None:
         """Drop the chain's point if so much has changed that the next file will be a base."""
-        if self._flights:
+        if self._in_flight:
             self.settle()
         if self._chain is not None and self._points.is_outgrown(self._chain.point):
             self._points.drop(self._chain.point)
@@ -350,14 +352,14 @@ class SnapshotLog:
         if self._chain is not None:
             self._points.drop(self._chain.point)
             self._chain = None
-        for flight in self._flights:
-            self._points.drop(flight.point)
+        for snapshot in self._in_flight:
+            self._points.drop(snapshot.point)
         if self.rewriting is not None and self.rewriting.point is not None:
             self._points.drop(self.rewriting.point)
 
     def close(self) -> None:
         """No snapshot is taken any more. Those in flight may still be committed."""
-        self._abort_unused(flight.chain for flight in self._flights if not flight.is_aborted)
-        self._chain, self._flights = None, []
+        self._abort_unused(snapshot.chain for snapshot in self._in_flight if not snapshot.writer.is_aborted)
+        self._chain, self._in_flight = None, []
         if self.rewriting is not None:
             self._give_up(self.rewriting)

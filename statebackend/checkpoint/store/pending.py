@@ -109,87 +109,65 @@ class WritingThreads:
             executor.shutdown(wait=False)
 
 
-class SnapshotInFlight:
-    """A snapshot that was taken, until its checkpoint is committed or given up.
+class Snapshot:
+    """The result of `snapshot`: the state of one moment on its way into files, for a checkpoint to name.
 
-    Its writer knows the outcome if the store is in this process. If another process commits, `tell` notes the outcome.
+    To abort, the asking thread calls ``abort``, which makes the writing stop and remove its files. The interpreter
+    waits for the writing when it ends.
+
+    >>> from statebackend.checkpoint.files import open_files
+    >>> snapshot = Snapshot(DataWriter(open_files("/nowhere"), epoch=3, checkpoint_id=7))
+    >>> snapshot.begin(lambda: StateSnapshot(7, epoch=3), WritingThreads())
+    >>> snapshot, snapshot.result().epoch
+    (<Snapshot of checkpoint 7>, 3)
     """
 
-    def __init__(self, target: DataWriter) -> None:
-        self.target = target
-        #: True if its checkpoint is committed, False if it never will be; None while the backend was not told.
-        self.told: bool | None = None
-
-    @property
-    def is_committed(self) -> bool:
-        """True if its checkpoint is known to be committed."""
-        return self.told is True or self.target.is_committed
-
-    @property
-    def is_aborted(self) -> bool:
-        """True if its checkpoint will never be committed."""
-        return self.told is False or self.target.is_aborted
-
-
-def tell(snapshots: Iterable[SnapshotInFlight], checkpoint_id: int, *, is_committed: bool) -> None:
-    """Note the outcome of a checkpoint in its snapshots in flight. An aborted snapshot removes its files."""
-    for each in snapshots:
-        if each.target.checkpoint_id == checkpoint_id:
-            each.told = is_committed
-            if not is_committed:
-                each.target.abort()
-
-
-class PendingSnapshot:
-    """The result of `snapshot`: the view is taken, the files are being written.
-
-    To abort, the asking thread calls ``abort``, which makes ``write`` stop and remove its files. The
-    interpreter waits for the writing when it ends.
-
-    >>> from statebackend.checkpoint.store.manifest import StateSnapshot
-    >>> PendingSnapshot(7, lambda: StateSnapshot(7, epoch=1))
-    <PendingSnapshot of checkpoint 7>
-    """
-
-    def __init__(
-        self,
-        checkpoint_id: int,
-        write: Callable[[], StateSnapshot],
-        abort: Callable[[], None] | None = None,
-        threads: WritingThreads | None = None,
-    ) -> None:
-        self.checkpoint_id = checkpoint_id
-        self._abort = abort
-        self._written: Future[StateSnapshot] = (threads or WritingThreads()).run(write)
+    def __init__(self, writer: DataWriter) -> None:
+        #: It writes the files, and knows whether the checkpoint is committed or given up.
+        self.writer = writer
+        self.checkpoint_id = writer.checkpoint_id
+        self._written: Future[Any]
 
     def __repr__(self) -> str:
-        return f"<PendingSnapshot of checkpoint {self.checkpoint_id}>"
+        return f"<Snapshot of checkpoint {self.checkpoint_id}>"
+
+    def begin(self, write: Callable[[], object], threads: WritingThreads) -> None:
+        """Begin to write, on another thread. ``write`` gives the result; if it fails, it removes the files."""
+        self._written = threads.run(write)
 
     def done(self) -> bool:
         """Return True if `result` returns, or raises, at once."""
         return self._written.done()
 
+    def wait(self) -> None:
+        """Wait until it is written, or has failed."""
+        wait([self._written])
+
     def result(self, timeout: float | None = None) -> StateSnapshot:
         """Wait until the files are durable, and describe them for `CheckpointStore.commit`.
 
         An error of the other thread is raised here, each time. `TimeoutError` after ``timeout`` seconds.
-
-        >>> def fail():
-        ...     raise OSError("disk full")
-        >>> PendingSnapshot(7, fail).result()
-        Traceback (most recent call last):
-        OSError: disk full
         """
         wait([self._written], timeout)
         if not self._written.done():
             raise TimeoutError(f"checkpoint {self.checkpoint_id} is still being written")
-        return self._written.result()
+        written: StateSnapshot = self._written.result()
+        return written
 
     def abort(self) -> None:
         """Give up the snapshot and remove its files. Idempotent; does nothing once it is committed.
 
         `CheckpointStore.abort` does so for all snapshots of an id.
         """
-        if self._abort is not None:
-            self._abort()
-        wait([self._written])
+        self.writer.abort()
+        self.wait()
+
+
+def tell(snapshots: Iterable[Snapshot], checkpoint_id: int, *, is_committed: bool) -> None:
+    """Note what another process has made of a checkpoint. An aborted snapshot removes its files."""
+    for each in snapshots:
+        if each.checkpoint_id == checkpoint_id:
+            if is_committed:
+                each.writer.committed()
+            else:
+                each.writer.abort()
