@@ -19,7 +19,7 @@ from keyed_story import DESCRIPTORS, Story, contents
 
 import statebackend as sb
 from statebackend.checkpoint.keyed import chain, compiled_backend, merged_rows
-from statebackend.checkpoint.keyed import snapshot_log as writing
+from statebackend.checkpoint.keyed import rows as writing
 from statebackend.keys import VOID
 
 pytestmark = [pytest.mark.checked, pytest.mark.usefixtures("no_fsync")]

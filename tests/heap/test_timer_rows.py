@@ -11,7 +11,7 @@ import pytest
 from statebackend.backends.heap import HeapBackend
 from statebackend.backends.heap.snapshots import HeapChanges, HeapView
 from statebackend.checkpoint.format import Op
-from statebackend.checkpoint.keyed import RowSource
+from statebackend.checkpoint.keyed import Source
 from statebackend.keys import VOID, TimeWindow
 from statebackend.testing import ManualClock
 
@@ -44,7 +44,7 @@ def check(keyed: Any) -> None:
             table._check()
 
 
-def rows_of(source: RowSource) -> Iterator[tuple[Any, Row]]:
+def rows_of(source: Source) -> Iterator[tuple[Any, Row]]:
     """All rows, with their operations, in order."""
     for section in source.sections():
         for rows in section.batches:

@@ -373,7 +373,7 @@ def test_a_snapshot_is_of_its_moment_whatever_happens_meanwhile(make: Make) -> N
     compact(keyed, state)
     keyed.close()
     found = {each.name: [rows.batch for rows in each.batches] for each in taken.sections()}
-    taken.source.release()
+    taken.release()
     columns = {name: batches[0].to_pydict() for name, batches in found.items()}
     assert dict(zip(columns["s"]["key"], columns["s"]["value"], strict=True)) == expected
     assert dict(zip(columns["l"]["key"], columns["l"]["value"], strict=True)) == {1: ["a", "b"], 2: ["c"]}
@@ -390,7 +390,7 @@ def test_rows_come_by_key_group_also_where_the_batch_has_some(make: Make) -> Non
             groups = [group for rows in section.batches for group in rows.key_group_of_rows().tolist()]
             assert groups == sorted(groups)
             assert len(groups) == 4_500
-        taken.source.release()
+        taken.release()
 
 
 def test_the_folder_is_there_while_the_backend_is_open(make: Make, tmp_path: Path) -> None:

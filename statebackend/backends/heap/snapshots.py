@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from statebackend.backends.heap.state_rows import Copied, Part, WrittenState
 from statebackend.checkpoint.format import GroupedBatch, Section
-from statebackend.checkpoint.keyed import ExpiredAt, RowSource
+from statebackend.checkpoint.keyed import ExpiredAt, Source
 from statebackend.checkpoint.keyed import compiled_backend as compiled
 from statebackend.checkpoint.keyed.chain import Point
 from statebackend.checkpoint.keyed.compiled_backend import CompiledPoints, cuts, group_ranges
@@ -56,11 +56,11 @@ class HeapPoints(CompiledPoints):
         return map(len, itertools.chain.from_iterable(tables))
 
 
-class HeapView(RowSource):
+class HeapView(Source):
     """All states at this moment. The view shares the maps and copies nothing; without times it leaves nothing out."""
 
     def __init__(self, backend: HeapKeyedBackend, expired_at: ExpiredAt | None) -> None:
-        super().__init__()
+        super().__init__("base", backend.key_group_range)
         self._states = backend._written_states()
         self._expired_at = expired_at or ExpiredAt()
         self._have_rows = [any(map(len, state.tables)) for state in self._states]
@@ -86,11 +86,11 @@ class HeapView(RowSource):
         self._view.release()
 
 
-class HeapChanges(RowSource):
+class HeapChanges(Source):
     """The rows inserted, written or removed since a mark. The backend's thread copies the columns at once."""
 
     def __init__(self, backend: HeapKeyedBackend, mark: Any) -> None:
-        super().__init__()
+        super().__init__("delta", backend.key_group_range)
         self._changes = []
         for state in backend.written_since(mark):
             parts = [part for part in state.changes_since(mark) if len(part)]

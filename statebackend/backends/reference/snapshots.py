@@ -19,7 +19,7 @@ import pyarrow as pa
 from statebackend.backends.reference.base import Stamped
 from statebackend.backends.reference.table import Place
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
-from statebackend.checkpoint.keyed import ExpiredAt, RowSource, state_schema
+from statebackend.checkpoint.keyed import ExpiredAt, Source, state_schema
 from statebackend.checkpoint.keyed.chain import Point, Points
 from statebackend.checkpoint.keyed.description import value_role
 from statebackend.keys import key_encoder
@@ -125,7 +125,7 @@ class Row(NamedTuple):
     stored: Any
 
 
-class ReferenceRows(RowSource):
+class ReferenceRows(Source):
     """All rows of this moment; with ``since``, only the changes since that moment."""
 
     def __init__(
@@ -135,7 +135,7 @@ class ReferenceRows(RowSource):
         since: HeldStates | None = None,
         expired_at: ExpiredAt = ExpiredAt(),  # noqa: B008 - it never changes
     ) -> None:
-        super().__init__()
+        super().__init__("base" if since is None else "delta", backend.key_group_range)
         self._key_type = backend.key_type
         self._ops = since is not None
         self._states: list[tuple[Any, list[Row]]] = []

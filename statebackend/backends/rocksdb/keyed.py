@@ -26,7 +26,7 @@ from statebackend.backends.rocksdb.figures import figures_of_database, figures_o
 from statebackend.backends.rocksdb.lists import RocksDbListState
 from statebackend.backends.rocksdb.load_rows import load
 from statebackend.backends.rocksdb.maps import RocksDbMapState
-from statebackend.backends.rocksdb.native_base import NativeStates, can_be_native, native_base
+from statebackend.backends.rocksdb.native_base import NativeBase, NativeStates, can_be_native
 from statebackend.backends.rocksdb.native_families import BY_TIME
 from statebackend.backends.rocksdb.native_rows import open_native_rows
 from statebackend.backends.rocksdb.native_snapshot import NativeSnapshot, snapshot_to_adopt
@@ -44,11 +44,10 @@ from statebackend.backends.rocksdb.vectorised import chosen_rows
 from statebackend.backends.rocksdb.written_states import WrittenState
 from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, Snapshot, StateSnapshot
 from statebackend.checkpoint.format import Op
-from statebackend.checkpoint.keyed import ExpiredAt
+from statebackend.checkpoint.keyed import ExpiredAt, Source
 from statebackend.checkpoint.keyed.compiled_backend import CompiledKeyedBackend
 from statebackend.checkpoint.keyed.native_files import NativeRows, has_native
 from statebackend.checkpoint.keyed.restored_states import RestoredState
-from statebackend.checkpoint.keyed.snapshot_log import Taken
 from statebackend.keys import KeyGroupRange
 from statebackend.state import (
     NO_TIME,
@@ -521,13 +520,14 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
         self.native.forget(descriptor.name)
         return state
 
-    def _take_base(self, may_name: frozenset[str]) -> Taken:
+    def _take_base(self, may_name: frozenset[str]) -> Source:
         if self._settings.checkpoints != "native" or not can_be_native(self, self._taken_states()):
             return super()._take_base(may_name)
         if self.batch_segment is None:
             self.store.flush()  # what single writes, or a batch that could not be written, have left in front
-        beside = tuple(each for each in self._restored if each.description.name not in self.native)
-        return native_base(self, may_name, beside, self._count_expired)
+        source = NativeBase(self, may_name)
+        source.undeclared = tuple(each for each in self._restored if each.description.name not in self.native)
+        return source
 
     def _unload(self, state: Any) -> None:
         family = state.table.family

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,12 +37,11 @@ from statebackend.backends.rocksdb.snapshots import RocksDbChanges
 from statebackend.checkpoint import DataWriter, StateSnapshot, StoredFile
 from statebackend.checkpoint.files.interface import storing
 from statebackend.checkpoint.format import Section
-from statebackend.checkpoint.keyed import RowSource, StateDescription
+from statebackend.checkpoint.keyed import Source, StateDescription
 from statebackend.checkpoint.keyed.native_files import NATIVE, NativeRows
-from statebackend.checkpoint.keyed.restored_states import RestoredState, RestoredStates
+from statebackend.checkpoint.keyed.restored_states import RestoredStates
 from statebackend.checkpoint.keyed.rows import phases
-from statebackend.checkpoint.keyed.snapshot_log import TakenRows, TakenStates
-from statebackend.keys import KeyGroupRange
+from statebackend.checkpoint.keyed.snapshot_log import TakenStates
 from statebackend.state import timer_state
 
 if TYPE_CHECKING:
@@ -181,20 +180,6 @@ class NativeStates:
                 self._backend.scratch.database.drop_column_family(held.table.family)
 
 
-class _NoRows(RowSource):
-    """Nothing."""
-
-    @property
-    def is_empty(self) -> bool:
-        return True
-
-    def sections(self) -> Sequence[Section]:
-        return ()
-
-    def release(self) -> None:
-        """Nothing is held."""
-
-
 class _Folder:
     """A checkpoint of the database, in a folder beside it that lasts until it is released."""
 
@@ -217,35 +202,36 @@ class _Folder:
             scratch.release()
 
 
-class NativeBase:
-    """All files of a database at one moment, on their way into a store."""
+class NativeBase(Source):
+    """All files of a database at one moment, and the rows that are not in it."""
 
-    def __init__(
-        self,
-        backend: RocksDbKeyedBackend,
-        may_name: frozenset[str],
-        rows: list[TakenRows],
-    ) -> None:
-        self.key_groups: KeyGroupRange = backend.key_group_range
+    def __init__(self, backend: RocksDbKeyedBackend, may_name: frozenset[str]) -> None:
+        super().__init__("base", backend.key_group_range)
         self._native = backend.native
         self._may_name = may_name
-        #: What is not in the database.
-        self._rows = rows
         self._described = families_bytes(families_of(backend), version())
-        self.source = _Folder(backend.scratch)
+        segment = backend.batch_segment
+        #: The changes of the open batch, which is in front of the database.
+        self._changes = None if segment is None else RocksDbChanges(backend, segment)
+        self._folder = _Folder(backend.scratch)
 
-    def write(self, writer: DataWriter) -> tuple[StoredFile, ...]:
-        """Upload what is new. The folder is removed, whatever happens."""
-        try:
-            made = self._write_native(writer)
-            for rows in self._rows:
-                made += rows.write(writer)
-            return made
-        finally:
-            self.source.release()
+    @property
+    def is_empty(self) -> bool:
+        return True  # of rows
+
+    def sections(self) -> Sequence[Section]:
+        return ()
+
+    def release(self) -> None:
+        self._folder.release()
+
+    def _write(self, writer: DataWriter) -> tuple[StoredFile, ...]:
+        """Upload the new files of the database; write undeclared states, and then the open batch, as rows."""
+        files = self._write_native(writer) + super()._write(writer)
+        return files if self._changes is None else files + self._changes.write(writer)
 
     def _write_native(self, writer: DataWriter) -> tuple[StoredFile, ...]:
-        folder = self.source.path
+        folder = self._folder.path
         with storing(f"making {FAMILIES}"):
             (folder / FAMILIES).write_bytes(self._described)
             names = sorted(os.listdir(folder))
@@ -264,21 +250,7 @@ class NativeBase:
         return file if file is not None and file.name in self._may_name else None
 
     def _add(self, writer: DataWriter, name: str) -> StoredFile:
-        return writer.add(self.source.path / name, NATIVE, key_groups=self.key_groups, label=name)
-
-
-def native_base(
-    backend: RocksDbKeyedBackend,
-    may_name: frozenset[str],
-    beside: tuple[RestoredState, ...],
-    wrote: Callable[[RowSource], None],
-) -> NativeBase:
-    """Take a base of this moment; restored states that are not in the database lie ``beside`` it, as rows."""
-    own = backend.key_group_range
-    rows = [TakenRows("base", _NoRows(), beside, own, wrote)]
-    if backend.batch_segment is not None:
-        rows.append(TakenRows("delta", RocksDbChanges(backend, backend.batch_segment), (), own, wrote))
-    return NativeBase(backend, may_name, rows)
+        return writer.add(self._folder.path / name, NATIVE, key_groups=self.key_groups, label=name)
 
 
 def can_be_native(backend: RocksDbKeyedBackend, states: TakenStates) -> bool:

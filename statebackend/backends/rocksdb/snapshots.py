@@ -29,7 +29,7 @@ from statebackend.backends.rocksdb.changes import Segment
 from statebackend.backends.rocksdb.vectorised import chosen_rows
 from statebackend.backends.rocksdb.written_states import Array, Runs, WrittenState, groups_of
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
-from statebackend.checkpoint.keyed import ExpiredAt, RowSource
+from statebackend.checkpoint.keyed import ExpiredAt, Source
 from statebackend.checkpoint.keyed import compiled_backend as compiled
 from statebackend.checkpoint.keyed.chain import Point
 from statebackend.checkpoint.keyed.compiled_backend import CompiledPoints, cuts, group_ranges
@@ -148,14 +148,14 @@ class _StateView:
         self._walk.close()
 
 
-class RocksDbView(RowSource):
+class RocksDbView(Source):
     """All states at this moment. It keeps the database, also if the backend is closed; nothing is copied but the batch.
 
     Without times it leaves nothing out.
     """
 
     def __init__(self, backend: RocksDbKeyedBackend, expired_at: ExpiredAt | None) -> None:
-        super().__init__()
+        super().__init__("base", backend.key_group_range)
         self._expired_at = expired_at or ExpiredAt()
         self._scratch = backend.scratch
         self._scratch.hold()
@@ -202,11 +202,11 @@ class RocksDbView(RowSource):
         self._scratch.release()
 
 
-class RocksDbChanges(RowSource):
+class RocksDbChanges(Source):
     """The rows written or removed since a point. The backend's thread reads them at once."""
 
     def __init__(self, backend: RocksDbKeyedBackend, point: Segment) -> None:
-        super().__init__()
+        super().__init__("delta", backend.key_group_range)
         self._changes: list[tuple[WrittenState, list[tuple[Op, _Rows]]]] = []
         for state in backend.written_states():
             noted = backend.changes.since(point, state.table.number)

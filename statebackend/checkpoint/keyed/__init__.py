@@ -3,12 +3,12 @@
 from statebackend.checkpoint.keyed.checkpointed_backend import CheckpointedKeyedBackend
 from statebackend.checkpoint.keyed.description import StateDescription, state_schema
 from statebackend.checkpoint.keyed.restored_states import check_compatibility
-from statebackend.checkpoint.keyed.rows import ExpiredAt, RowSource
+from statebackend.checkpoint.keyed.rows import ExpiredAt, Source
 
 __all__ = [
     "CheckpointedKeyedBackend",
     "ExpiredAt",
-    "RowSource",
+    "Source",
     "StateDescription",
     "check_compatibility",
     "state_schema",

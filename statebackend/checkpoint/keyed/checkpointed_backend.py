@@ -24,15 +24,9 @@ from statebackend.checkpoint.keyed.restored_states import (
     read_checkpoint,
     timer_rows,
 )
-from statebackend.checkpoint.keyed.rows import ExpiredAt, RowSource, phases
+from statebackend.checkpoint.keyed.rows import ExpiredAt, Source, phases
 from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savepoint
-from statebackend.checkpoint.keyed.snapshot_log import (
-    SnapshotLog,
-    Taken,
-    TakenRows,
-    TakenStates,
-    write_snapshot,
-)
+from statebackend.checkpoint.keyed.snapshot_log import SnapshotLog, TakenStates, write_snapshot
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StateSnapshot
 from statebackend.checkpoint.store.pending import Snapshot, WritingThreads
@@ -70,14 +64,14 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     # --- to be written ---
 
     @abstractmethod
-    def _open_view(self, expired_at: ExpiredAt) -> RowSource:
+    def _open_view(self, expired_at: ExpiredAt) -> Source:
         """All rows of this moment. O(states).
 
         States that are cleaned up in full snapshots leave out values that have expired at these times.
         """
 
     @abstractmethod
-    def _read_changes(self, point: Point) -> RowSource:
+    def _read_changes(self, point: Point) -> Source:
         """The rows inserted, written or removed since a point. O(changes)."""
 
     @abstractmethod
@@ -210,27 +204,25 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         now = _stored_time(self._work_time())
         self._restored.keep()  # a commit may let their files go
         target = target_for(store, checkpoint_id)
-        rows: Taken | None = None
-        snapshot = None
+        source = snapshot = None
         try:
             chain = log.chain_for(target)
             if not incremental:
                 chain = None
             if chain is None:
-                rows = self._take_base(target.builds_on if incremental else frozenset())
+                source = self._take_base(target.builds_on if incremental else frozenset())
             else:
-                changes = self._read_changes(chain.point)
-                rows = TakenRows("delta", changes, (), self.key_group_range, self._count_expired)
+                source = self._read_changes(chain.point)
             snapshot = log.taken(target, now, self._watermark, chain)
             write = partial(
-                write_snapshot, snapshot, rows, self._taken_states(), self.key_type, self.max_parallelism
+                write_snapshot, snapshot, source, self._taken_states(), self.key_type, self.max_parallelism
             )
             snapshot.begin(write, self._threads)
         except BaseException:
             if snapshot is not None:
                 log.withdraw(snapshot)
-            if rows is not None:
-                rows.source.release()
+            if source is not None:
+                source.release()
             target.abort()
             raise
         if chain is not None:
@@ -242,15 +234,16 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     def _kinds(self) -> dict[str, str]:
         return {each.name: each.kind for each in self._taken_states().descriptions}
 
-    def _take_base(self, may_name: frozenset[str]) -> Taken:
+    def _take_base(self, may_name: frozenset[str]) -> Source:
         """All that there is at this moment, for files that need no others but, perhaps, some of ``may_name``."""
         return self._take_rows()
 
-    def _take_rows(self) -> TakenRows:
+    def _take_rows(self) -> Source:
         log = self._log
         by_watermark = log.committed_now if self._event_now is None else log.committed_watermark
         source = self._run_alone(lambda: self._open_view(ExpiredAt(log.committed_now, by_watermark)))
-        return TakenRows("base", source, tuple(self._restored), self.key_group_range, self._count_expired)
+        source.undeclared, source.wrote = tuple(self._restored), self._count_expired
+        return source
 
     def _taken_states(self) -> TakenStates:
         timers = _TIMER_STATES if self.has_timers else ()
@@ -284,9 +277,9 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         now = self._log.committed_now if self._worked_at is None else _stored_time(self._worked_at)
         times = {"now": now, "watermark": self._watermark}
         savepoint = Savepoint.at(store_or_uri)
-        rows = self._take_rows()
+        source = self._take_rows()
         try:
-            sections = {each.name: each for each in rows.sections()}
+            sections = {each.name: each for each in source.all_sections()}
             write_savepoint(
                 savepoint,
                 self.key_type,
@@ -295,9 +288,9 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 times,
                 [(each, sections.get(each.name)) for each in self._taken_states().descriptions],
             )
-            self._count_expired(rows.source)
+            self._count_expired(source)
         finally:
-            rows.source.release()
+            source.release()
         return savepoint
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
@@ -308,7 +301,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
     # --- figures ---
 
-    def _count_expired(self, source: RowSource) -> None:
+    def _count_expired(self, source: Source) -> None:
         """Note what a full snapshot has left out; it is written."""
         with self._counting:
             self._expired_in_snapshots.update(source.expired)

@@ -11,14 +11,20 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from statebackend.checkpoint.format import GroupedBatch, Op, Section
+from statebackend.checkpoint.format import GroupedBatch, Op, Section, write_data_file
+from statebackend.checkpoint.store.data_files import DataWriter
+from statebackend.checkpoint.store.manifest import StoredFile
+from statebackend.keys import KeyGroupRange
 from statebackend.state import StateTtlConfig
+
+if TYPE_CHECKING:
+    from statebackend.checkpoint.keyed.restored_states import RestoredState
 
 
 class ExpiredAt(NamedTuple):
@@ -35,12 +41,19 @@ class ExpiredAt(NamedTuple):
         return self.watermark if config.is_in_event_time else self.now
 
 
-class RowSource(ABC):
-    """State at one moment, to be written. The backend's thread makes it; any thread reads and releases it."""
+class Source(ABC):
+    """State at one moment, to be written. The backend's thread makes it; any thread reads, writes and releases it."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str, key_groups: KeyGroupRange) -> None:
+        #: "base" for all rows, "delta" for changes.
+        self.kind = kind
+        self.key_groups = key_groups
+        #: Restored states that are not declared, which a base holds in addition to `sections`.
+        self.undeclared: tuple[RestoredState, ...] = ()
         #: Counts, by state, the values, list elements and map entries left out so far because they had expired.
         self.expired: dict[str, int] = defaultdict(int)
+        #: Called when the files are complete.
+        self.wrote: Callable[[Source], None] | None = None
 
     @property
     @abstractmethod
@@ -58,6 +71,30 @@ class RowSource(ABC):
     @abstractmethod
     def release(self) -> None:
         """Release what keeps the moment alive. Idempotent."""
+
+    def all_sections(self) -> list[Section]:
+        """All states that have rows, or might have, declared or not."""
+        return [*self.sections(), *(each.section() for each in self.undeclared if each.rows)]
+
+    def write(self, writer: DataWriter) -> tuple[StoredFile, ...]:
+        """Write the files of this moment. The source is released, whatever happens."""
+        try:
+            files = self._write(writer)
+            if self.wrote is not None:
+                self.wrote(self)
+            return files
+        finally:
+            self.release()
+
+    def _write(self, writer: DataWriter) -> tuple[StoredFile, ...]:
+        """Write one data file with all rows, or none if there are no rows."""
+        if self.is_empty and not any(each.rows for each in self.undeclared):
+            return ()
+        with writer.create(self.kind, key_groups=self.key_groups) as file:
+            # A state that is known to have no rows costs nothing in the file.
+            sections = [each for each in self.all_sections() if each.batches != ()]
+            write_data_file(file, sections, name=file.name, compression=writer.compression)
+            return (file.finish(),)
 
 
 def grouped(parts: Sequence[tuple[pa.RecordBatch, np.ndarray]]) -> GroupedBatch:
@@ -107,7 +144,7 @@ RANK = np.array([1, 0, 2, 0], dtype=np.int8)
 def phases(rows: GroupedBatch) -> Iterator[tuple[Op, pa.RecordBatch]]:
     """Split rows by operation, in batches that respect the order of the rows.
 
-    If the rows of each key group are in the order that `RowSource` promises, there is one batch per operation.
+    If the rows of each key group are in the order that `Source` promises, there is one batch per operation.
     """
     batch = rows.batch
     if "op" not in batch.schema.names:

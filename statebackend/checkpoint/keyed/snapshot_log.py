@@ -1,6 +1,6 @@
 """The history of a backend's snapshots: those in flight, the newest committed one, and the files the next builds on.
 
-It also has the work of a snapshot's writing thread: one data file and the description of the snapshot.
+It also has the work of a snapshot's writing thread: its files and its description.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from operator import is_
-from typing import Any, NamedTuple, Protocol
 
-from statebackend.checkpoint.format import Section, write_data_file
 from statebackend.checkpoint.keyed.chain import Chain, KeyedSnapshot, Points, Rewriting
 from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.merged_rows import (
@@ -22,11 +20,10 @@ from statebackend.checkpoint.keyed.merged_rows import (
     written_and_read_back,
 )
 from statebackend.checkpoint.keyed.restored_states import PART, RestoredState
-from statebackend.checkpoint.keyed.rows import RowSource
+from statebackend.checkpoint.keyed.rows import Source
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import CheckedStates, StateSnapshot, StoredFile, checked_states
 from statebackend.checkpoint.store.pending import WritingThreads, tell
-from statebackend.keys import KeyGroupRange
 from statebackend.state import StateDescriptor
 from statebackend.types import Type
 
@@ -64,69 +61,20 @@ class TakenStates:
         return checked_states(each.to_json() for each in self.descriptions)
 
 
-class Taken(Protocol):
-    """A moment on its way into files."""
-
-    @property
-    def source(self) -> Any:
-        """An object that keeps the moment alive until its ``release``."""
-
-    @property
-    def key_groups(self) -> KeyGroupRange:
-        """Of the snapshot."""
-
-    def write(self, writer: DataWriter) -> tuple[StoredFile, ...]:
-        """The files. The source is released, whatever happens."""
-
-
-class TakenRows(NamedTuple):
-    """The rows of one moment on their way into a file."""
-
-    kind: str
-    source: RowSource
-    #: States that are not declared, which a base holds too.
-    undeclared: tuple[RestoredState, ...]
-    key_groups: KeyGroupRange
-    #: Called when the file is complete, to count the expired values that were left out.
-    wrote: Callable[[RowSource], None]
-
-    def write(self, writer: DataWriter) -> tuple[StoredFile, ...]:
-        """One data file with all rows, none if there are no rows. The source is released, whatever happens."""
-        try:
-            made = self._file(writer)
-            self.wrote(self.source)
-            return made
-        finally:
-            self.source.release()
-
-    def sections(self) -> list[Section]:
-        """All states that have rows, or might have."""
-        return [*self.source.sections(), *(each.section() for each in self.undeclared if each.rows)]
-
-    def _file(self, writer: DataWriter) -> tuple[StoredFile, ...]:
-        if self.source.is_empty and not any(each.rows for each in self.undeclared):
-            return ()
-        with writer.create(self.kind, key_groups=self.key_groups) as file:
-            # A state that is known to have no rows costs nothing in the file.
-            sections = [each for each in self.sections() if each.batches != ()]
-            write_data_file(file, sections, name=file.name, compression=writer.compression)
-            return (file.finish(),)
-
-
 def write_snapshot(
-    snapshot: KeyedSnapshot, rows: Taken, states: TakenStates, key_type: Type, max_parallelism: int
+    snapshot: KeyedSnapshot, source: Source, states: TakenStates, key_type: Type, max_parallelism: int
 ) -> StateSnapshot:
     """Write the files of a snapshot and describe them. If that fails, the snapshot is given up."""
     writer = snapshot.writer
     assert writer.checkpoint_id is not None
     try:
-        made = rows.write(writer)
+        made = source.write(writer)
         files = made if snapshot.chain is None else (*snapshot.chain.files, *made)
         contents = StateSnapshot(
             writer.checkpoint_id,
             writer.epoch,
             files=files,
-            key_groups=rows.key_groups,
+            key_groups=source.key_groups,
             states=states.checked,
             now=snapshot.now,
             extra={"part": PART, "key_type": key_type.config(), "max_parallelism": max_parallelism},
@@ -293,7 +241,7 @@ class SnapshotLog:
         self,
         chain: Chain,
         begin: Callable[[], DataWriter],
-        take: Callable[[], Taken],
+        take: Callable[[], Source],
         kinds: Callable[[], Mapping[str, str]],
         threads: WritingThreads,
     ) -> None:
@@ -325,11 +273,11 @@ class SnapshotLog:
                     )
                     rewriting = Rewriting(writer, written, replaces=parts)
                 else:
-                    rows = take()
-                    undo.callback(rows.source.release)
+                    source = take()
+                    undo.callback(source.release)
                     point = self._points.open()
                     undo.callback(self._points.drop, point)
-                    written = threads.run(lambda: written_and_read_back(writer, rows.write))
+                    written = threads.run(lambda: written_and_read_back(writer, source.write))
                     rewriting = Rewriting(writer, written, point=point)
                 undo.pop_all()
         except Exception as error:  # noqa: BLE001 - the snapshot that was asked for has been taken
