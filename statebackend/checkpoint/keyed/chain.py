@@ -27,10 +27,8 @@ True
 from __future__ import annotations
 
 import itertools
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, wait
 from typing import Any, NamedTuple, TypeAlias
 
 from statebackend.checkpoint.store.data_files import DataWriter
@@ -151,7 +149,7 @@ class Chain(NamedTuple):
         run = run_to_merge([file.size for file in deltas])
         return () if run is None else deltas[run.start : run.stop]
 
-    def with_merged(self, rewriting: Rewriting, made: tuple[StoredFile, ...]) -> Chain | None:
+    def with_merged(self, rewriting: KeyedSnapshot, made: tuple[StoredFile, ...]) -> Chain | None:
         """The same with the merged file in place of its parts; None if they are not in it any more."""
         parts = rewriting.replaces
         if parts[0] not in self.files:
@@ -164,18 +162,30 @@ class Chain(NamedTuple):
 
 
 class KeyedSnapshot(Snapshot):
-    """A snapshot of keyed state."""
+    """A snapshot of keyed state.
+
+    Without a checkpoint it is written in the background, and the next snapshot names its files in place of others. With
+    a ``point``, they are then a new base, of that moment. Without, they are one delta in place of ``replaces``.
+    """
 
     def __init__(
-        self, writer: DataWriter, point: Point, now: int, watermark: int | None, chain: Chain | None
+        self,
+        writer: DataWriter,
+        point: Point | None,
+        *,
+        chain: Chain | None = None,
+        now: int | None = None,
+        watermark: int | None = None,
+        replaces: tuple[StoredFile, ...] = (),
     ) -> None:
         super().__init__(writer)
         self.point = point
+        #: The checkpoint it builds on; None for a base.
+        self.chain = chain
         #: The times of its batch.
         self.now = now
         self.watermark = watermark
-        #: The checkpoint it builds on; None for a base.
-        self.chain = chain
+        self.replaces = replaces
         #: All files that it consists of; None until they are written.
         self.files: tuple[StoredFile, ...] | None = None
 
@@ -190,41 +200,6 @@ class KeyedSnapshot(Snapshot):
         """True if its checkpoint is committed."""
         return self.files is not None and self.writer.is_committed
 
-
-class Rewriting:
-    """Files that are being written in the background, for the next snapshot to name in place of others.
-
-    With a ``point``, they are a new base, of that moment. Without, they are one delta in place of ``replaces``.
-    """
-
-    def __init__(
-        self,
-        writer: DataWriter,
-        written: Future[tuple[StoredFile, ...] | None],
-        *,
-        point: Point | None = None,
-        replaces: tuple[StoredFile, ...] = (),
-    ) -> None:
-        self.writer = writer
-        self.point = point
-        self.replaces = replaces
-        self._written = written
-        self._process = os.getpid()
-
-    @property
-    def is_of_another_process(self) -> bool:
-        """True in a process that was forked since: its writing goes on there alone."""
-        return self._process != os.getpid()
-
-    @property
-    def is_running(self) -> bool:
-        """True while it is being written."""
-        return not self._written.done()
-
-    def wait(self) -> None:
-        """Wait until it is written, or has failed."""
-        wait([self._written])
-
     def made(self) -> tuple[StoredFile, ...] | None:
-        """The files; None if nothing came of it."""
-        return None if self.writer.is_aborted else self._written.result()
+        """The files that were written in the background; None if nothing came of it."""
+        return None if self.writer.is_aborted else self.files

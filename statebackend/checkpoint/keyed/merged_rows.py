@@ -35,6 +35,7 @@ from statebackend.checkpoint.format import (
     write_data_file,
 )
 from statebackend.checkpoint.format.index import COLUMNS
+from statebackend.checkpoint.keyed.chain import KeyedSnapshot
 from statebackend.checkpoint.keyed.native_files import NATIVE
 from statebackend.checkpoint.keyed.rows import (
     GROUP,
@@ -216,10 +217,11 @@ def _read_back(writer: DataWriter, file: StoredFile) -> None:
         read_data_file(source, file.name).verify()
 
 
-def written_and_read_back(
-    writer: DataWriter, write: Callable[[DataWriter], tuple[StoredFile, ...]]
-) -> tuple[StoredFile, ...] | None:
-    """Return what ``write`` has written, once it has been read again. If that fails, remove it and return None."""
+def write_in_background(
+    snapshot: KeyedSnapshot, write: Callable[[DataWriter], tuple[StoredFile, ...]]
+) -> None:
+    """Write files for a later snapshot to name, and read them again. If that fails, remove them."""
+    writer = snapshot.writer
     try:
         files = write(writer)
         made = set(writer.unsettled)
@@ -230,8 +232,8 @@ def written_and_read_back(
         if not writer.is_aborted:
             _log.warning("files could not be merged, deltas go on: %s", str(error))
         writer.abort()
-        return None
-    return files
+    else:
+        snapshot.files = files
 
 
 #: Rows merged at a time, and bytes of the files that hold them; more only if a single key group has more.
@@ -239,7 +241,9 @@ PIECE_ROWS = 1 << 20
 PIECE_BYTES = 16 << 20
 
 
-def write_merged(writer: DataWriter, files: Sequence[StoredFile], kinds: Mapping[str, str]) -> StoredFile:
+def write_merged(
+    writer: DataWriter, files: Sequence[StoredFile], kinds: Mapping[str, str]
+) -> tuple[StoredFile, ...]:
     """Write one delta with the effect of these, which are read from the store of ``writer``.
 
     ``kinds`` has the kind of each state in them. Memory: about a million rows at a time, or 16 MB of the files, several
@@ -255,7 +259,7 @@ def write_merged(writer: DataWriter, files: Sequence[StoredFile], kinds: Mapping
             sections.append(Section(name, schema, _merged_pieces(own, name, kinds[name], schema)))
         made = opened.enter_context(writer.create("delta", key_groups=_all_groups(files)))
         write_data_file(made, sections, name=made.name, compression=writer.compression)
-        return made.finish()
+        return (made.finish(),)
 
 
 def _all_groups(files: Sequence[StoredFile]) -> KeyGroupRange | None:

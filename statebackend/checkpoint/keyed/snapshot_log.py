@@ -8,16 +8,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from operator import is_
 
-from statebackend.checkpoint.keyed.chain import Chain, KeyedSnapshot, Points, Rewriting
+from statebackend.checkpoint.keyed.chain import Chain, KeyedSnapshot, Points
 from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.merged_rows import (
     Patience,
     has_room,
+    write_in_background,
     write_merged,
-    written_and_read_back,
 )
 from statebackend.checkpoint.keyed.restored_states import PART, RestoredState
 from statebackend.checkpoint.keyed.rows import Source
@@ -111,7 +111,7 @@ class SnapshotLog:
         #: Its watermark, by which states in event time leave out expired values; None if it has none.
         self.committed_watermark: int | None = None
         #: The merging of deltas, or the writing of a base, that goes on in the background.
-        self.rewriting: Rewriting | None = None
+        self.rewriting: KeyedSnapshot | None = None
         self._patience = Patience()
         self._chain: Chain | None = None
         self._in_flight: list[KeyedSnapshot] = []
@@ -128,7 +128,7 @@ class SnapshotLog:
         self, writer: DataWriter, now: int, watermark: int | None, chain: Chain | None
     ) -> KeyedSnapshot:
         """A snapshot has been taken of this moment: its rows are still to be written."""
-        snapshot = KeyedSnapshot(writer, self._points.open(), now, watermark, chain)
+        snapshot = KeyedSnapshot(writer, self._points.open(), chain=chain, now=now, watermark=watermark)
         self._in_flight.append(snapshot)
         return snapshot
 
@@ -199,15 +199,15 @@ class SnapshotLog:
         is_small = points.holds(2 * points.changes_since(chain.point))
         return chain if is_small else None
 
-    def _is_valid(self, rewriting: Rewriting) -> bool:
+    def _is_valid(self, rewriting: KeyedSnapshot) -> bool:
         return rewriting.point is None or self._points.is_valid(rewriting.point)
 
     def _adopt_rewritten(self) -> None:
         rewriting = self.rewriting
-        if rewriting is not None and rewriting.is_of_another_process:
+        if rewriting is not None and rewriting.writer.is_of_another_process:
             self._give_up(rewriting)  # only the other process goes on with it
             return
-        if rewriting is None or rewriting.is_running:
+        if rewriting is None or not rewriting.done():
             return
         made, chain = rewriting.made(), self._chain
         if made is None:
@@ -231,7 +231,7 @@ class SnapshotLog:
         self._chain = adopted
         self._unnamed.append(rewriting.writer)
 
-    def _give_up(self, rewriting: Rewriting) -> None:
+    def _give_up(self, rewriting: KeyedSnapshot) -> None:
         self.rewriting = None
         if rewriting.point is not None:
             self._points.drop(rewriting.point)
@@ -264,21 +264,17 @@ class SnapshotLog:
                     _log.info("files are not merged until the disk has more room")
                     self._patience.wait()
                     return
-                if not is_base_due:
-                    of_state = kinds()
-                    written = threads.run(
-                        lambda: written_and_read_back(
-                            writer, lambda writer: (write_merged(writer, parts, of_state),)
-                        )
-                    )
-                    rewriting = Rewriting(writer, written, replaces=parts)
-                else:
+                write: Callable[[DataWriter], tuple[StoredFile, ...]]
+                if is_base_due:
                     source = take()
                     undo.callback(source.release)
-                    point = self._points.open()
-                    undo.callback(self._points.drop, point)
-                    written = threads.run(lambda: written_and_read_back(writer, source.write))
-                    rewriting = Rewriting(writer, written, point=point)
+                    rewriting = KeyedSnapshot(writer, self._points.open())
+                    undo.callback(self._points.drop, rewriting.point)
+                    write = source.write
+                else:
+                    rewriting = KeyedSnapshot(writer, None, replaces=parts)
+                    write = partial(write_merged, files=parts, kinds=kinds())
+                rewriting.begin(partial(write_in_background, rewriting, write), threads)
                 undo.pop_all()
         except Exception as error:  # noqa: BLE001 - the snapshot that was asked for has been taken
             _log.warning("files could not be merged, deltas go on: %s", str(error))

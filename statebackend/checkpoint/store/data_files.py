@@ -334,7 +334,7 @@ class DataWriter:
         A file that cannot be removed stays until the store is next opened. In a process that was forked since, nothing
         is removed: the files are those of the other one.
         """
-        if self._process != os.getpid():
+        if self.is_of_another_process:
             self.is_aborted = True
             return
         with self._lock:
@@ -348,6 +348,11 @@ class DataWriter:
                 self._remove(name)
         if self._ended is not None:
             self._ended(self)
+
+    @property
+    def is_of_another_process(self) -> bool:
+        """True in a process that was forked since: the files are the other one's, and its writing goes on there."""
+        return self._process != os.getpid()
 
     def shares_store_with(self, other: DataWriter) -> bool:
         """Return True if a manifest that names files of ``other`` may name files of this one."""
