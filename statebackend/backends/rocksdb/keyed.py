@@ -521,7 +521,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
         return state
 
     def _take_base(self, may_name: frozenset[str]) -> Source:
-        if self._settings.checkpoints != "native" or not can_be_native(self, self._taken_states()):
+        if self._settings.checkpoints != "native" or not can_be_native(self, self._described()):
             return super()._take_base(may_name)
         if self.batch_segment is None:
             self.store.flush()  # what single writes, or a batch that could not be written, have left in front

@@ -38,10 +38,10 @@ from statebackend.checkpoint import DataWriter, StateSnapshot, StoredFile
 from statebackend.checkpoint.files.interface import storing
 from statebackend.checkpoint.format import Section
 from statebackend.checkpoint.keyed import Source, StateDescription
+from statebackend.checkpoint.keyed.description import StateDescriptions
 from statebackend.checkpoint.keyed.native_files import NATIVE, NativeRows
 from statebackend.checkpoint.keyed.restored_states import RestoredStates
 from statebackend.checkpoint.keyed.rows import phases
-from statebackend.checkpoint.keyed.snapshot_log import TakenStates
 from statebackend.state import timer_state
 
 if TYPE_CHECKING:
@@ -253,9 +253,9 @@ class NativeBase(Source):
         return writer.add(self._folder.path / name, NATIVE, key_groups=self.key_groups, label=name)
 
 
-def can_be_native(backend: RocksDbKeyedBackend, states: TakenStates) -> bool:
+def can_be_native(backend: RocksDbKeyedBackend, states: StateDescriptions) -> bool:
     """Return True if the database has states, and whoever restores them can do without their descriptors."""
-    return bool(families_of(backend)) and all(has_stand_ins(each) for each in states.descriptions)
+    return bool(families_of(backend)) and all(has_stand_ins(each) for each in states.by_name)
 
 
 def families_of(backend: RocksDbKeyedBackend) -> list[NativeFamily]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed.chain import Point, Points
+from statebackend.checkpoint.keyed.description import StateDescriptions
 from statebackend.checkpoint.keyed.native_files import NativeRows, open_native_rows
 from statebackend.checkpoint.keyed.restored_states import (
     RestoredState,
@@ -26,7 +27,7 @@ from statebackend.checkpoint.keyed.restored_states import (
 )
 from statebackend.checkpoint.keyed.rows import ExpiredAt, Source, phases
 from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savepoint
-from statebackend.checkpoint.keyed.snapshot_log import SnapshotLog, TakenStates, write_snapshot
+from statebackend.checkpoint.keyed.snapshot_log import SnapshotLog, write_snapshot
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StateSnapshot
 from statebackend.checkpoint.store.pending import Snapshot, WritingThreads
@@ -57,7 +58,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._restored = RestoredStates({}, None)
         self._checkpoint_to_restore = restore
         self._threads = WritingThreads()
-        self._newest_states = TakenStates((), ())
+        self._descriptions = StateDescriptions(())
         self._expired_in_snapshots: Counter[str] = Counter()
         self._counting = threading.Lock()  # several threads may end their writing at once
 
@@ -215,7 +216,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 source = self._read_changes(chain.point)
             snapshot = log.taken(target, now, self._watermark, chain)
             write = partial(
-                write_snapshot, snapshot, source, self._taken_states(), self.key_type, self.max_parallelism
+                write_snapshot, snapshot, source, self._described(), self.key_type, self.max_parallelism
             )
             snapshot.begin(write, self._threads)
         except BaseException:
@@ -232,7 +233,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         return snapshot
 
     def _kinds(self) -> dict[str, str]:
-        return {each.name: each.kind for each in self._taken_states().descriptions}
+        return {each.name: each.kind for each in self._described().by_name}
 
     def _take_base(self, may_name: frozenset[str]) -> Source:
         """All that there is at this moment, for files that need no others but, perhaps, some of ``may_name``."""
@@ -245,13 +246,16 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         source.undeclared, source.wrote = tuple(self._restored), self._count_expired
         return source
 
-    def _taken_states(self) -> TakenStates:
-        timers = _TIMER_STATES if self.has_timers else ()
-        declared = (*[state.descriptor for state in self._states.values()], *timers)
-        undeclared = tuple(self._restored)
-        if not self._newest_states.are(declared, undeclared):
-            self._newest_states = TakenStates(declared, undeclared)
-        return self._newest_states
+    def _described(self) -> StateDescriptions:
+        """All states, the timers, and the restored states that are not declared."""
+        states = (
+            *[state.descriptor for state in self._states.values()],
+            *(_TIMER_STATES if self.has_timers else ()),
+            *[restored.description for restored in self._restored],
+        )
+        if not self._descriptions.are_of(states):
+            self._descriptions = StateDescriptions(states)
+        return self._descriptions
 
     def savepoint(self, store_or_uri: Savepoint | CheckpointReader | str | os.PathLike[str]) -> Savepoint:
         """Write everything in it, as it is now, as Parquet files that any backend restores from. O(entries).
@@ -286,7 +290,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 self.max_parallelism,
                 self.key_group_range,
                 times,
-                [(each, sections.get(each.name)) for each in self._taken_states().descriptions],
+                [(each, sections.get(each.name)) for each in self._described().by_name],
             )
             self._count_expired(source)
         finally:

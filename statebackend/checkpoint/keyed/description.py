@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from operator import is_
 
 import pyarrow as pa
 
+from statebackend.checkpoint.store.manifest import CheckedStates, checked_states
 from statebackend.checkpoint.store.sealed import JsonObject, Malformed, instance
 from statebackend.errors import CorruptCheckpointError, SerializationError, StateMigrationError
 from statebackend.state import RESERVED, StateDescriptor
@@ -87,6 +90,33 @@ class StateDescription:
             code="STATE_MIGRATION.INCOMPATIBLE",
             hint="declare it with a type that the old one widens to, or use another name for the new state",
         )
+
+
+class StateDescriptions:
+    """The states of a backend at one moment, for checkpoints. A state that is declared again has another descriptor.
+
+    Snapshots share it until a state is declared. Its properties are computed once, on first use.
+    """
+
+    def __init__(self, states: tuple[StateDescriptor | StateDescription, ...]) -> None:
+        self._states = states
+
+    def are_of(self, states: tuple[StateDescriptor | StateDescription, ...]) -> bool:
+        """Return True if they describe these same objects."""
+        return len(states) == len(self._states) and all(map(is_, states, self._states))
+
+    @cached_property
+    def by_name(self) -> list[StateDescription]:
+        """The descriptions, sorted by name."""
+        described = [
+            each if isinstance(each, StateDescription) else StateDescription.of(each) for each in self._states
+        ]
+        return sorted(described, key=lambda each: each.name)
+
+    @cached_property
+    def checked(self) -> CheckedStates:
+        """The descriptions in the form of a `StateSnapshot`."""
+        return checked_states(each.to_json() for each in self.by_name)
 
 
 def _compare(config: JsonObject, declared: Type) -> Compatibility:

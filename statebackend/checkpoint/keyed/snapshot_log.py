@@ -8,61 +8,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from functools import cached_property, partial
-from operator import is_
+from functools import partial
 
 from statebackend.checkpoint.keyed.chain import Chain, KeyedSnapshot, Points
-from statebackend.checkpoint.keyed.description import StateDescription
+from statebackend.checkpoint.keyed.description import StateDescriptions
 from statebackend.checkpoint.keyed.merged_rows import (
     Patience,
     has_room,
     write_in_background,
     write_merged,
 )
-from statebackend.checkpoint.keyed.restored_states import PART, RestoredState
+from statebackend.checkpoint.keyed.restored_states import PART
 from statebackend.checkpoint.keyed.rows import Source
 from statebackend.checkpoint.store.data_files import DataWriter
-from statebackend.checkpoint.store.manifest import CheckedStates, StateSnapshot, StoredFile, checked_states
+from statebackend.checkpoint.store.manifest import StateSnapshot, StoredFile
 from statebackend.checkpoint.store.pending import WritingThreads, tell
-from statebackend.state import StateDescriptor
 from statebackend.types import Type
 
 _log = logging.getLogger(__name__)
 
 
-class TakenStates:
-    """The states at the time of a snapshot. A state that is declared again gets another descriptor.
-
-    Snapshots share it until a state is declared. Its properties are computed once, on first use.
-    """
-
-    def __init__(self, declared: tuple[StateDescriptor, ...], undeclared: tuple[RestoredState, ...]) -> None:
-        self.declared = declared
-        #: Restored states that are not declared.
-        self.undeclared = undeclared
-
-    def are(self, declared: tuple[StateDescriptor, ...], undeclared: tuple[RestoredState, ...]) -> bool:
-        """Return True if these are the same objects."""
-        return all(
-            len(mine) == len(others) and all(map(is_, mine, others))
-            for mine, others in ((self.declared, declared), (self.undeclared, undeclared))
-        )
-
-    @cached_property
-    def descriptions(self) -> list[StateDescription]:
-        """The states as a checkpoint describes them, by name."""
-        described = [StateDescription.of(descriptor) for descriptor in self.declared]
-        described += [restored.description for restored in self.undeclared]
-        return sorted(described, key=lambda each: each.name)
-
-    @cached_property
-    def checked(self) -> CheckedStates:
-        """The descriptions in the form of a `StateSnapshot`."""
-        return checked_states(each.to_json() for each in self.descriptions)
-
-
 def write_snapshot(
-    snapshot: KeyedSnapshot, source: Source, states: TakenStates, key_type: Type, max_parallelism: int
+    snapshot: KeyedSnapshot, source: Source, states: StateDescriptions, key_type: Type, max_parallelism: int
 ) -> StateSnapshot:
     """Write the files of a snapshot and describe them. If that fails, the snapshot is given up."""
     writer = snapshot.writer
