@@ -407,8 +407,6 @@ class Host:
                 [file for snapshot in ran.snapshots for file in snapshot.files],
                 [file for files in ran.outputs.values() for file in files],
             )
-            self._execution.task.keyed.notify_checkpoint_complete(batch_id)
-            self._execution.task.operator.notify_checkpoint_complete(batch_id)
             self._at = batch_id
             if self._copies is not None:
                 self._copies.forget(before - self._files.builds_on)

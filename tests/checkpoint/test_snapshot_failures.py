@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import random
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -352,3 +354,92 @@ def test_a_writer_for_another_checkpoint_is_refused(tmp_path: Path, backend: str
     assert isinstance(store.data_writer(7), DataWriter)
     host.close()
     store.close()
+
+
+@pytest.mark.parametrize("teller", ["store", "other process"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_point_is_dropped_by_the_call_after_a_commit_or_an_abort(
+    tmp_path: Path, backend: str, teller: str
+) -> None:
+    """So the changes of one batch are remembered between batches, not those of two."""
+
+    def points() -> int:
+        log = host.keyed._log
+        found = [log._chain, *log._in_flight] if log._chain is not None else log._in_flight
+        return sum(log._points.is_valid(each.point) for each in found)
+
+    host, before = Host(backend), None
+    with sb.CheckpointStore(tmp_path).open_for_writing(key_type="bigint", max_parallelism=8) as store:
+        for checkpoint_id in range(4):
+            mark = host.keyed.mark()
+            host.count([checkpoint_id])
+            if teller == "store":
+                snapshot = host.keyed.snapshot(checkpoint_id, store)
+            else:
+                target = pickle.loads(pickle.dumps(store.data_writer(checkpoint_id)))
+                snapshot = host.keyed.snapshot(checkpoint_id, target)
+            written = snapshot.result()
+            assert points() == (2 if checkpoint_id else 1)
+            is_committed = checkpoint_id != 2
+            if is_committed:
+                store.commit(checkpoint_id, [written])
+            elif teller == "store":
+                store.abort(checkpoint_id)
+            if teller != "store":
+                host.told(checkpoint_id, is_committed)
+            host.keyed.release(mark)
+            assert points() == 1
+            assert host.keyed._log._chain.point is (snapshot.point if is_committed else before)
+            before = host.keyed._log._chain.point
+    host.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_commit_on_another_thread_waits_for_the_next_call(tmp_path: Path, backend: str) -> None:
+    host = Host(backend)
+    host.count([1])
+    with sb.CheckpointStore(tmp_path).open_for_writing(key_type="bigint", max_parallelism=8) as store:
+        written = host.keyed.snapshot(0, store).result()
+        thread = threading.Thread(target=store.commit, args=(0, [written]))
+        thread.start()
+        thread.join()
+        assert host.keyed._log._chain is None
+        host.count([2])
+        assert host.keyed._log._chain.files == written.files
+    host.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_store_keeps_no_backend_alive_for_its_snapshots(tmp_path: Path, backend: str) -> None:
+    host = Host(backend)
+    with sb.CheckpointStore(tmp_path).open_for_writing(key_type="bigint", max_parallelism=8) as store:
+        snapshot = host.keyed.snapshot(0, store)
+        written = snapshot.result()
+        alive = weakref.ref(host.keyed)
+        del host
+        gc.collect()
+        assert alive() is None
+        store.commit(0, [written])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_next_call_settles_all_outcomes_since_the_last_one(tmp_path: Path, backend: str) -> None:
+    """Dropping a point may settle the next outcome in between."""
+    host = Host(backend)
+    with sb.CheckpointStore(tmp_path).open_for_writing(key_type="bigint", max_parallelism=8) as store:
+        snapshots = []
+        for checkpoint_id in range(5):
+            host.count([checkpoint_id])
+            snapshots.append(host.keyed.snapshot(checkpoint_id, store))
+            snapshots[-1].result()
+        for checkpoint_id in (0, 2, 1):
+            store.abort(checkpoint_id)
+        store.commit(3, [snapshots[3].result()])
+        store.abort(4)
+        log = host.keyed._log
+        assert len(log._in_flight) == 5
+        host.count([7])
+        assert log._in_flight == []
+        assert log._chain.point is snapshots[3].point
+        assert [log._points.is_valid(each.point) for each in snapshots] == [False] * 3 + [True, False]
+    host.close()

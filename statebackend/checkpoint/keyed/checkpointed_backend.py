@@ -201,7 +201,6 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     def _taken(self, checkpoint_id: int, store: CheckpointStore | DataWriter, incremental: bool) -> Snapshot:
         """The snapshot of one moment: a write between its rows and the point of the next delta would be in neither."""
         log = self._log
-        log.settle()
         now = _stored_time(self._work_time())
         self._restored.keep()  # a commit may let their files go
         target = target_for(store, checkpoint_id)
@@ -218,6 +217,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             write = partial(
                 write_snapshot, snapshot, source, self._described(), self.key_type, self.max_parallelism
             )
+            target.listen(self._settle_log_soon)
             snapshot.begin(write, self._threads)
         except BaseException:
             if snapshot is not None:
@@ -277,7 +277,6 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         [{'key': 7, 'value': 'Ann'}]
         """
         self._check_open()
-        self._log.settle()
         now = self._log.committed_now if self._worked_at is None else _stored_time(self._worked_at)
         times = {"now": now, "watermark": self._watermark}
         savepoint = Savepoint.at(store_or_uri)
@@ -296,6 +295,13 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         finally:
             source.release()
         return savepoint
+
+    def _settle_log_soon(self) -> None:
+        """A snapshot is committed or aborted; called on any thread, also inside a call.
+
+        In a job the next call is the release of the batch's mark.
+        """
+        self._do_later(self._log.settle)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         self._log.committed(checkpoint_id)

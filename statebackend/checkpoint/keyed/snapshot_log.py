@@ -67,8 +67,8 @@ class SnapshotLog:
 
     Whatever goes drops its point. Files that a snapshot in flight builds on stay until it is decided.
 
-    Commits and aborts are told, or are seen by the writer of the snapshot where the store is in this process. They take
-    effect in `settle`, which the next snapshot calls: only the thread that calls the backend changes anything here.
+    The writer of a snapshot tells the backend that it is committed or aborted. The backend then calls `settle`, at the
+    end of the present call or with the next one: only the thread that calls the backend changes anything here.
     """
 
     def __init__(self, points: Points, committed_now: int | None) -> None:
@@ -105,7 +105,7 @@ class SnapshotLog:
         self._in_flight.remove(snapshot)
 
     def committed(self, checkpoint_id: int) -> None:
-        """A checkpoint is committed, by this process or another."""
+        """A checkpoint is committed, by another process."""
         tell(self._in_flight, checkpoint_id, is_committed=True)
 
     def aborted(self, checkpoint_id: int) -> None:
@@ -121,31 +121,35 @@ class SnapshotLog:
             self._give_up(rewriting)
 
     def settle(self) -> None:
-        """Make the newest committed snapshot the chain, and forget aborted snapshots."""
+        """Make the newest committed snapshot the chain, and forget aborted snapshots.
+
+        Dropping a point may run what was deferred, and so call this again: it comes last.
+        """
         landed = [at for at, snapshot in enumerate(self._in_flight) if snapshot.has_landed]
         if landed:
             self._land(landed[-1])
-        for snapshot in [each for each in self._in_flight if each.writer.is_aborted]:
-            self._points.drop(snapshot.point)
-            self._in_flight.remove(snapshot)
+        aborted = [each.point for each in self._in_flight if each.writer.is_aborted]
+        if aborted:
+            self._in_flight = [each for each in self._in_flight if not each.writer.is_aborted]
+            for point in aborted:
+                self._points.drop(point)
         if self._unnamed:
             self._abort_unused([self._chain, *(snapshot.chain for snapshot in self._in_flight)])
 
     def _land(self, at: int) -> None:
-        newest = self._in_flight[at]
+        newest, older = self._in_flight[at], self._in_flight[:at]
         assert newest.files is not None
-        if self._chain is not None:
-            self._points.drop(self._chain.point)
+        points = [each.point for each in (self._chain, *older) if each is not None]
         self._chain = Chain(newest.files, newest.point)
         self.committed_now, self.committed_watermark = newest.now, newest.watermark
-        named = {file.name for file in newest.files}
-        for snapshot in self._in_flight[:at]:
-            self._points.drop(snapshot.point)
-            if not snapshot.writer.is_aborted:
-                named |= snapshot.names  # it may be committed although the backend was not told
         del self._in_flight[: at + 1]
-        for writer in self._unnamed:  # another process may have committed: its store cannot tell our writers
-            writer.settle(named)
+        if self._unnamed:  # another process may have committed: its store cannot tell our writers
+            # An older snapshot may be committed although the backend was not told.
+            named = newest.names.union(*(each.names for each in older if not each.writer.is_aborted))
+            for writer in self._unnamed:
+                writer.settle(named)
+        for point in points:
+            self._points.drop(point)
 
     def _abort_unused(self, used: Iterable[Chain | None]) -> None:
         """Remove adopted files that no manifest names and none of the chains builds on."""
@@ -251,8 +255,6 @@ class SnapshotLog:
 
     def drop_outgrown_point(self) -> None:
         """Drop the chain's point if so much has changed that the next file will be a base."""
-        if self._in_flight:
-            self.settle()
         if self._chain is not None and self._points.is_outgrown(self._chain.point):
             self._points.drop(self._chain.point)
 

@@ -9,6 +9,7 @@ import os
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -201,6 +202,8 @@ class DataWriter:
         self.is_aborted = False
         #: True if the store that made it has committed a checkpoint of its id that names all its files.
         self.is_committed = False
+        #: Called when it is committed or aborted.
+        self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._open: set[DataFile] = set()
         #: The files that no manifest names; the value tells if each is finished.
         self._made: dict[str, bool] = {}
@@ -348,6 +351,7 @@ class DataWriter:
                 self._remove(name)
         if self._ended is not None:
             self._ended(self)
+        self._notify()
 
     @property
     def is_of_another_process(self) -> bool:
@@ -373,7 +377,19 @@ class DataWriter:
         return bool(settled)
 
     def committed(self) -> None:
+        """Note that a checkpoint of its id is committed, and notify who listens."""
         self.is_committed = True
+        self._notify()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have a method called at the commit or abort, on any thread, which raises nothing. Keeps no object alive."""
+        self._listeners.append(weakref.WeakMethod(listener))
+
+    def _notify(self) -> None:
+        for each in self._listeners:
+            listener = each()
+            if listener is not None:
+                listener()
 
     def _check_not_aborted(self) -> None:
         if self.is_aborted:
