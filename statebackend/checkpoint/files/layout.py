@@ -28,6 +28,8 @@ PINS = "pins"
 # Numbers have at most 18 digits, so all fit in 64 bits, and no leading zeros, so each number has one name.
 _EPOCH = r"([1-9][0-9]{0,17})"
 _ENTRY = re.compile(rf"{_EPOCH}\.json", re.ASCII)
+#: The name of an entry in the store, with its sequence.
+ENTRY_NAME = re.compile(rf"{CHECKPOINTS}/{_EPOCH}\.json", re.ASCII)
 _EPOCH_FOLDER = re.compile(rf"epoch-{_EPOCH}", re.ASCII)
 _DATA_FOLDER = re.compile(_EPOCH, re.ASCII)
 _DATA_FILE = re.compile(rf"{DATA}/{_EPOCH}/[A-Za-z0-9_][A-Za-z0-9_.=-]{{0,199}}", re.ASCII)

@@ -78,10 +78,11 @@ class DataFile(io.RawIOBase):
     def write(self, data: Buffer) -> int:
         """Append all of ``data``. Memory: buffers at most 256 KB."""
         view = memoryview(data).cast("B")
-        with self._lock, self._failing():
-            if len(self._pending) + len(view) <= _BUFFER:
+        with self._lock:
+            if self._sink is not None and len(self._pending) + len(view) <= _BUFFER:
                 self._pending += view
-            else:
+                return len(view)
+            with self._failing():
                 self._drain()
                 if len(view) <= _BUFFER // 2:
                     self._pending += view
@@ -368,13 +369,16 @@ class DataWriter:
         with self._lock:
             return sorted(self._made)
 
-    def settle(self, names: set[str]) -> bool:
-        """Give up files that a committed manifest names, so that `abort` keeps them. Return True if there were any."""
+    def settle(self, names: set[str]) -> tuple[bool, bool]:
+        """Give up files that a committed manifest names, so that `abort` keeps them.
+
+        Return whether there were any, and whether no other files are left.
+        """
         with self._lock:
             settled = names & self._made.keys()
             for name in settled:
                 del self._made[name]
-        return bool(settled)
+            return bool(settled), not self._made
 
     def committed(self) -> None:
         """Note that a checkpoint of its id is committed, and notify who listens."""

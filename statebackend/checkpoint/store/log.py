@@ -26,6 +26,7 @@ from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.interface import storing
 from statebackend.checkpoint.files.layout import (
     CHECKPOINTS,
+    ENTRY_NAME,
     METADATA,
     entry_name,
     parse_entry_name,
@@ -61,7 +62,8 @@ class Key(NamedTuple):
 
     @property
     def sequence(self) -> int:
-        return parse_entry_name(split(self.name)[1]) or 0
+        found = ENTRY_NAME.fullmatch(self.name)
+        return 0 if found is None else int(found[1])
 
 
 class Run(NamedTuple):
@@ -192,24 +194,30 @@ class LogState(Checked):
 
     # --- what becomes of it ---
 
-    def committed(self, key: Key, dropped: Collection[Key]) -> LogState:
+    def committed(self, key: Key, dropped: Collection[Key], swept: int | None = None) -> LogState:
         """The state after a commit that drops some checkpoints, the oldest ones; O(runs + dropped)."""
-        before = self.without(dropped)
-        last = before.runs[-1] if before.runs else None
+        changed = self._left(dropped)
+        runs = changed["runs"]
+        last = runs[-1] if runs else None
+        if last is not None:
+            changed["outputs_from"] = max(self.outputs_from, last.first_sequence + last.length - 1)
         if last is not None and last.is_followed_by(key):
-            runs = (*before.runs[:-1], last._replace(length=last.length + 1))
+            changed["runs"] = (*runs[:-1], last._replace(length=last.length + 1))
         else:
-            runs = (*before.runs, Run(key.checkpoint_id, key.sequence, 1))
-        second = before.newest
-        oldest = 0 if second is None else second.sequence
-        return dataclasses.replace(before, runs=runs, outputs_from=max(self.outputs_from, oldest))
+            changed["runs"] = (*runs, Run(key.checkpoint_id, key.sequence, 1))
+        return dataclasses.replace(self, **changed, swept=self.swept if swept is None else swept)
 
     def without(self, dropped: Collection[Key]) -> LogState:
-        runs = [run for each in self.runs for run in each.without(dropped)]
+        return dataclasses.replace(self, **self._left(dropped))
+
+    def _left(self, dropped: Collection[Key]) -> dict[str, Any]:
+        """The members that dropping some checkpoints changes."""
         ids = {key.checkpoint_id for key in dropped}
-        times = tuple(each for each in self.times if each[0] not in ids)
-        states = tuple(each for each in self.dropped_states if each[0] not in ids)
-        return dataclasses.replace(self, runs=tuple(runs), times=times, dropped_states=states)
+        return {
+            "runs": tuple([run for each in self.runs for run in each.without(dropped)]),
+            "times": tuple([each for each in self.times if each[0] not in ids]),
+            "dropped_states": tuple([each for each in self.dropped_states if each[0] not in ids]),
+        }
 
     def rewound(self, incarnation: str, dropped: Collection[Key]) -> LogState:
         """The state after going back to before some checkpoints; before all of them, no state is dropped any more."""

@@ -220,7 +220,9 @@ class StateSnapshot(Checked):
 
 def snapshots_of(given: Iterable[StateSnapshot | Mapping[str, object]]) -> tuple[StateSnapshot, ...]:
     """Snapshots, each given as an object or in its JSON form."""
-    return tuple(each if isinstance(each, StateSnapshot) else StateSnapshot.from_json(each) for each in given)
+    return tuple(
+        [each if isinstance(each, StateSnapshot) else StateSnapshot.from_json(each) for each in given]
+    )
 
 
 @dataclass(frozen=True)
@@ -447,6 +449,8 @@ class Parts:
         try:
             described = self._described(snapshots, before, epoch, made)
             parts = self._parts(snapshots, before, epoch, described, made)
+            if (parts, described) == (manifest.parts, manifest.described):  # none, mostly
+                return manifest, made
             return dataclasses.replace(manifest, parts=parts, described=described), made
         except BaseException:
             self.remove(made)
@@ -482,7 +486,7 @@ class Parts:
         described: Sequence[StoredFile | None],
         made: list[StoredFile],
     ) -> tuple[StoredFile | None, ...]:
-        if sum(each.key_groups is not None for each in snapshots) < 2:
+        if len([each for each in snapshots if each.key_groups is not None]) < 2:
             return (None,) * len(snapshots)
         known = {}
         if before is not None:

@@ -71,7 +71,9 @@ class Checkpoint:
         self._times = times
         #: The states that `sb.tools.drop_state` has dropped from it. Its files still have their rows.
         self.dropped_states = dropped_states
-        self._snapshots = tuple(_without(each, dropped_states) for each in manifest.snapshots)
+        self._snapshots = manifest.snapshots
+        if dropped_states:
+            self._snapshots = tuple(_without(each, dropped_states) for each in manifest.snapshots)
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.id}, epoch {self.epoch}, {self._files.uri})"
@@ -221,8 +223,6 @@ class Checkpoint:
 
 
 def _without(snapshot: StateSnapshot, names: frozenset[str]) -> StateSnapshot:
-    if not names:
-        return snapshot
     states = tuple(state for state in snapshot.states if state["name"] not in names)
     return snapshot if len(states) == len(snapshot.states) else replace(snapshot, states=states)
 

@@ -7,7 +7,6 @@ the next commit or the next opening; a writer that was overtaken can do no harm 
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import logging
 import time
@@ -170,11 +169,10 @@ class Removal:
                         dropped.append(key)
         return dropped
 
-    def swept(self, state: LogState, dropped: Iterable[Key]) -> LogState:
-        """The state of the next entry, which says up to where no manifest of a dropped checkpoint is left."""
+    def swept(self, dropped: Iterable[Key]) -> int:
+        """The sequence up to which no manifest of a dropped checkpoint is left, once the next entry is written."""
         left = [key.sequence for key in (*self._removed, *self._dropped, *dropped)]
-        swept = min(left, default=self._writer.next_sequence + 1) - 1
-        return dataclasses.replace(state, swept=swept)
+        return min(left, default=self._writer.next_sequence + 1) - 1
 
     def note(self, dropped: Iterable[Key]) -> None:
         """Note the checkpoints and outputs that the newest entry, which is durable, keeps no longer."""

@@ -189,12 +189,10 @@ class Checked:
     def _check(self) -> None:
         raise NotImplementedError
 
-    def _given(self, name: str) -> object:
-        """A member as it was given, whatever it is declared to be."""
-        return getattr(self, name)
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
+    #: Reads a member as it was given, whatever it is declared to be.
+    _given = object.__getattribute__
+    #: Sets a member, although the dataclass is frozen.
+    _set = object.__setattr__
 
 
 def made(cls: type[T], **members: object) -> T:

@@ -19,6 +19,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import logging
 import os
@@ -105,6 +106,8 @@ class CheckpointStore(CheckpointReader):
         self._removal = Removal(self._files, self._writer, self._retention, self._built_on)
         #: The newest checkpoint that this writer has committed or found; None if it cannot be read.
         self._newest: Manifest | None = None
+        #: The encryption of data files, once the store is open for writing.
+        self._encryption: Encryption | None = None
         #: Snapshots in flight, and what each builds on.
         self._in_flight: dict[DataWriter, frozenset[str]] = {}
         #: What snapshots of other processes may build on, by the id of their checkpoint.
@@ -260,6 +263,7 @@ class CheckpointStore(CheckpointReader):
                 _log.warning("a store that was not finished stays, and cannot be opened: %s", error)
 
     def _begin(self) -> None:
+        self._encryption = agreed(self._writer.metadata.encryption, self._cipher, self.uri)
         self._retention, self._newest = Retention(), None
         self._removal = Removal(self._files, self._writer, self._retention, self._built_on)
         self._in_flight, self._lent = {}, {}
@@ -331,8 +335,9 @@ class CheckpointStore(CheckpointReader):
                 ) from None
         epoch = self._writer.epoch
         builds_on = self._retention.names_of(None if checkpoint_id is None else self._retention.newest)
-        encryption = agreed(self._writer.metadata.encryption, self.encryption, self.uri)
-        return DataWriter(self._files, epoch, checkpoint_id, ended, builds_on, self._compression, encryption)
+        return DataWriter(
+            self._files, epoch, checkpoint_id, ended, builds_on, self._compression, self._encryption
+        )
 
     def commit(
         self,
@@ -403,7 +408,7 @@ class CheckpointStore(CheckpointReader):
         """Append the entry of a commit; return the checkpoints that it drops. ``parts`` are new files."""
         key = Key(manifest.checkpoint_id, manifest.name)
         dropped = self._retention.excess(self._retain, time.time(), key)
-        state = self._removal.swept(self._writer.state.committed(key, dropped), dropped)
+        state = self._writer.state.committed(key, dropped, self._removal.swept(dropped))
         try:
             self._writer.append(
                 "commit",
@@ -462,13 +467,13 @@ class CheckpointStore(CheckpointReader):
         self._parts.keep_only(manifest)
         names = set(manifest.all_files)
         for writer in list(self._in_flight):
-            settled = writer.settle(names)
+            settled, is_whole = writer.settle(names)
             past = writer.checkpoint_id is not None and writer.checkpoint_id <= manifest.checkpoint_id
-            if writer.checkpoint_id == manifest.checkpoint_id and not writer.unsettled:
+            if writer.checkpoint_id == manifest.checkpoint_id and is_whole:
                 writer.committed()
             if past:
                 self._in_flight[writer] = frozenset()
-            if (settled or past) and not writer.unsettled:
+            if (settled or past) and is_whole:
                 del self._in_flight[writer]
         self._lent = {each: lent for each, lent in self._lent.items() if each > manifest.checkpoint_id}
         # A commit has happened: whatever goes wrong from here on is put off, not raised.
@@ -618,9 +623,8 @@ class CheckpointStore(CheckpointReader):
         """Append a record of a change other than a commit, and remove the checkpoints that it drops."""
         dropped = [key for key in self._writer.state.kept if not state.keeps(key)]
         record = Record(kind, self._writer.epoch, entry_name(self._writer.next_sequence), **what)
-        self._writer.append(
-            kind, self._removal.swept(state, dropped), record=record, doing=f"writing a {kind}"
-        )
+        state = dataclasses.replace(state, swept=self._removal.swept(dropped))
+        self._writer.append(kind, state, record=record, doing=f"writing a {kind}")
         if self._newest is not None and any(key.name == self._newest.name for key in dropped):
             self._newest = None
         self._removal.note(dropped)
