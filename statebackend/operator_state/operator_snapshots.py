@@ -118,18 +118,20 @@ class SnapshotHistory:
             raise UsageError(f"a snapshot is written to a CheckpointStore, not to a {type(store).__name__}")
         writer = target_for(store, checkpoint_id)
         try:
+            before = self._newest_committed()
+            states = tuple([views[name].described(name) for name in sorted(views)])
+            if not incremental or before is None or not before.can_stand_for(writer, views, states):
+                before = None
             contents = StateSnapshot(
                 checkpoint_id,
                 writer.epoch,
                 self._subtask_index,
                 self._parallelism,
-                states=tuple(views[name].described(name) for name in sorted(views)),
+                files=() if before is None else before.contents.files,
+                states=states,
                 extra={"part": PART},
             )
             snapshot = OperatorSnapshot(writer, views, contents)
-            before = self._newest_committed()
-            if incremental and before is not None and before.can_stand_for(snapshot):
-                snapshot.contents = dataclasses.replace(contents, files=before.contents.files)
             snapshot.begin(snapshot.write, self._threads)
         except BaseException:
             writer.abort()
@@ -167,13 +169,14 @@ class OperatorSnapshot(Snapshot):
         self.contents = contents
         self._views = views
 
-    def can_stand_for(self, other: OperatorSnapshot) -> bool:
-        """Return True if its file holds the rows that ``other`` would write, and will be kept for it."""
-        files = self.contents.files
+    def can_stand_for(
+        self, writer: DataWriter, views: Mapping[str, StateView], states: tuple[dict[str, Any], ...]
+    ) -> bool:
+        """Return True if its file holds the rows of these views, and will be kept for the snapshot of ``writer``."""
         return (
-            all(file.name in other.writer.builds_on for file in files)
-            and self.contents.states == other.contents.states
-            and all(view.kept is self._views[name].kept for name, view in other._views.items())
+            {file.name for file in self.contents.files} <= writer.builds_on
+            and self.contents.states == states
+            and all(view.kept is self._views[name].kept for name, view in views.items())
         )
 
     def write(self) -> StateSnapshot:
