@@ -225,8 +225,9 @@ class IncomingRows(RowsOfBatch):
         if isinstance(read, BatchFiles):
             self._files = read
             return read
-        rows, self._heartbeats = without_heartbeats(read)
-        return rows
+        if HEARTBEAT in read.column_names:
+            read, self._heartbeats = without_heartbeats(read)
+        return read
 
     def discard(self) -> None:
         if self._files is not None:
