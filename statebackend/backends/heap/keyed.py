@@ -193,7 +193,8 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
     # --- marks ---
 
     def _mark_point(self) -> Any:
-        self._log.drop_outgrown_point()
+        if not len(self._marks):  # an older mark holds all changes that the point does
+            self._log.drop_outgrown_point()
         if self.mutation_watcher is not None:
             self.mutation_watcher.check()
         return self.core.mark()

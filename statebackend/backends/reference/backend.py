@@ -187,7 +187,8 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     # --- marks ---
 
     def _mark_point(self) -> tuple[int, int]:
-        self._log.drop_outgrown_point()
+        if not len(self._marks):  # an older mark holds all changes that the point does
+            self._log.drop_outgrown_point()
         return self.journal.open(), self._points.next_number()
 
     def _return_to(self, point: tuple[int, int]) -> None:

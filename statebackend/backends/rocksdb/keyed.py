@@ -392,7 +392,8 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
     # --- marks ---
 
     def _mark_point(self) -> _Mark:
-        self._log.drop_outgrown_point()
+        if not len(self._marks):  # an older mark holds all changes that the point does
+            self._log.drop_outgrown_point()
         self._let_expire()
         if not len(self._marks):
             self._drop_lost_marks()
