@@ -244,5 +244,5 @@ def test_a_backend_without_timers_keeps_them_and_does_not_list_them(tmp_path: Pa
         has_timers = False
 
     with WithoutTimers(int, restore=stored(tmp_path)) as keyed:
-        assert "statebackend.timers.event" in keyed._restored.names
+        assert "statebackend.timers.event" in keyed._restored
         assert keyed.undeclared_states() == NAMES

@@ -527,7 +527,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
         if self.batch_segment is None:
             self.store.flush()  # what single writes, or a batch that could not be written, have left in front
         source = NativeBase(self, may_name)
-        source.undeclared = tuple(each for each in self._restored if each.description.name not in self.native)
+        source.undeclared = tuple(self._restored[name] for name in self._restored if name not in self.native)
         return source
 
     def _unload(self, state: Any) -> None:

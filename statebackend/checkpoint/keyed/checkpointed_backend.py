@@ -138,7 +138,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         if not self.has_timers:
             return
         for domain in DOMAINS:
-            restored = self._restored.take(timer_state(domain).name)
+            restored = self._restored.pop(timer_state(domain).name, None)
             if restored is not None:
                 self._load_timers_of(domain, restored)
 
@@ -156,7 +156,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         by_watermark = self._by_watermark() if in_event_time else None
         now = self._time() if by_watermark is None else by_watermark
         if answer is Compatibility.AS_IS and (adopted := self._adopt(descriptor)) is not None:
-            self._restored.take(descriptor.name)
+            self._restored.pop(descriptor.name, None)
             return adopted
         state = super()._new_state(descriptor)
         migrate = migration(restored.description, descriptor, now)
@@ -175,7 +175,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                         hint="raise max_bytes, or restore into more instances; nothing of the state was loaded",
                     ) from error
                 raise
-        self._restored.take(descriptor.name)
+        self._restored.pop(descriptor.name, None)
         pa.default_memory_pool().release_unused()  # what the batches took goes back to the system
         if answer is not Compatibility.AS_IS:
             self._log.forget()  # what the files hold is of other types: none may be built on
@@ -183,7 +183,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
     def undeclared_states(self) -> list[str]:
         self._check_open()
-        return [name for name in self._restored.names if not name.startswith(RESERVED)]
+        return [name for name in self._restored if not name.startswith(RESERVED)]
 
     # --- taking ---
 
@@ -202,7 +202,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         """The snapshot of one moment: a write between its rows and the point of the next delta would be in neither."""
         log = self._log
         now = _stored_time(self._work_time())
-        self._restored.keep()  # a commit may let their files go
+        for restored in self._restored.values():
+            restored.rows.keep()  # a commit may let their files go
         target = target_for(store, checkpoint_id)
         source = snapshot = None
         try:
@@ -243,7 +244,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         log = self._log
         by_watermark = log.committed_now if self._event_now is None else log.committed_watermark
         source = self._run_alone(lambda: self._open_view(ExpiredAt(log.committed_now, by_watermark)))
-        source.undeclared, source.wrote = tuple(self._restored), self._count_expired
+        source.undeclared, source.wrote = tuple(self._restored.values()), self._count_expired
         return source
 
     def _described(self) -> StateDescriptions:
@@ -251,7 +252,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         states = (
             *[state.descriptor for state in self._states.values()],
             *(_TIMER_STATES if self.has_timers else ()),
-            *[restored.description for restored in self._restored],
+            *[restored.description for restored in self._restored.values()],
         )
         if not self._descriptions.are_of(states):
             self._descriptions = StateDescriptions(states)

@@ -128,36 +128,16 @@ class RestoredState(NamedTuple):
         return Section(self.description.name, joined.drop_columns([GROUP]).schema, batches)
 
 
-class RestoredStates:
-    """The states of a checkpoint that are not declared yet, for the key groups of one backend."""
+class RestoredStates(dict[str, RestoredState]):
+    """The states of a checkpoint that are not declared yet, by name, for the key groups of one backend."""
 
     def __init__(
         self, states: dict[str, RestoredState], now: int | None, watermark: int | None = None
     ) -> None:
-        self._states = states
+        super().__init__(sorted(states.items()))
         #: The times of the checkpoint's batch.
         self.now = now
         self.watermark = watermark
-
-    @property
-    def names(self) -> list[str]:
-        """Their names, sorted."""
-        return sorted(self._states)
-
-    def get(self, name: str) -> RestoredState | None:
-        return self._states.get(name)
-
-    def keep(self) -> None:
-        """Hold all rows in memory from now on: the files may go, and any thread may read."""
-        for state in self._states.values():
-            state.rows.keep()
-
-    def take(self, name: str) -> RestoredState | None:
-        """Take a state out; it belongs to the caller from now on."""
-        return self._states.pop(name, None)
-
-    def __iter__(self) -> Iterator[RestoredState]:
-        return iter([self._states[name] for name in self.names])
 
 
 def keyed_snapshots(checkpoint: Checkpoint) -> list[StateSnapshot]:
