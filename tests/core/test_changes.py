@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from statebackend._core.batches.kernels import update_many
+from statebackend._core.batches.kernels import remove_many, update_many
 from statebackend._core.core_probe import MapTable, StateTable
 from statebackend._core.snapshots.changes import changed_entries, count_changes
 from statebackend._core.tables.state_core import StateCore
@@ -39,10 +39,13 @@ def test_changes_are_the_dirty_set_with_what_is_there_now(is_blob, hash_mask):
 
     model = {}
     views = []
-    for _ in range(30):
+    for _ in range(60):
         mark = core.mark()
+        puts_only, inner = rng.random() < 0.5, []
         for _ in range(rng.randrange(200)):
-            where, action = key(), rng.random()
+            if rng.random() < 0.01:
+                inner.append(core.mark())
+            where, action = key(), rng.random() * (0.7 if puts_only else 1)
             if action < 0.7:
                 model[where] = rng.randrange(1000)
                 table.put(where, model[where])
@@ -53,6 +56,8 @@ def test_changes_are_the_dirty_set_with_what_is_there_now(is_blob, hash_mask):
                 views.append(core.snapshot())
             else:
                 views.pop(rng.randrange(3)).release()
+        for each in rng.sample(inner, rng.randint(0, len(inner))):
+            core.release(each)
         dirty = {found for found, _ in table.dirty(mark)}
         rows = changed_entries(table, mark)
         assert core.changes_since(mark) >= len(dirty)
@@ -69,6 +74,31 @@ def test_changes_are_the_dirty_set_with_what_is_there_now(is_blob, hash_mask):
             model = {entry.key: entry.value for entry in table}
         core.release(mark)
         table._check()
+
+
+@pytest.mark.parametrize("is_shrinking", [False, True])
+def test_changed_entries_are_current_after_entries_moved(is_shrinking):
+    core = StateCore()
+    table = StateTable(core, max_parallelism=4)
+    keys = np.arange(50_000)
+    update_many(table, keys, keys)
+    if is_shrinking:  # entries move on while others are written
+        remove_many(table, keys[1000:])
+        keys = keys[:1000]
+    for view in (None, core.snapshot(), None):  # after the view, entries move together
+        mark = core.mark()
+        for new in range(1, 4):
+            update_many(table, keys, keys + new)
+        rows = changed_entries(table, mark)
+        assert rows.is_live.all()
+        found = rows.columns()
+        assert np.array_equal(found["value"], found["key"] + new)
+        assert np.array_equal(np.sort(found["key"]), keys)
+        assert count_changes(table, mark) == (len(keys), 0)
+        core.release(mark)
+        if view is not None:
+            view.release()
+    table._check()
 
 
 def test_anchors_name_their_keys_through_clones_removals_and_rollbacks():

@@ -1,8 +1,8 @@
 """The changes since a mark, as rows, for incremental checkpoints; and their number.
 
-The journal names the slots that were inserted, written or removed. Each key among them is looked up once. If the key
-exists now, its row is the live entry. Otherwise its row is the entry that a record still holds, of which only the key
-is read.
+The journal names the slots that were inserted, written or removed. If each record names another entry that is there
+now, the slots are the rows, and no entry is read. Otherwise each key among them is looked up once. If the key exists
+now, its row is the live entry. Otherwise its row is the entry that a record still holds, of which only the key is read.
 
 This takes a while, without the GIL. Other threads' calls wait for it (`StateCore.occupy`).
 
@@ -47,10 +47,14 @@ def changed_entries(StateTable table not None, Mark mark not None):
     ([(1, 11), (3, 30)], {'key': array([2])})
     """
     cdef LiveMoment moment
-    (found, groups, removed, _born, kept, live, _oldest), moment = changes_now(table, mark)
+    once, moment = changes_now(table, mark, recorded_once)
+    if once is not None:
+        found, groups, kept = once
+        return new_rows(table, moment, found, groups, np.ones(len(found), dtype=np.bool_), kept)
+    (found, groups, removed, _born, kept, live, _oldest), moment = changes_now(table, mark, distinct_changes)
     order = np.argsort(groups, kind="stable")
-    return new_rows(table, moment, found[order], groups[order].astype(np.int64), live.view(np.bool_)[order],
-                    kept[order], removed.view(np.bool_)[order])
+    return new_rows(table, moment, found[order], groups[order], live.view(np.bool_)[order], kept[order],
+                    removed.view(np.bool_)[order])
 
 
 def entries_before(StateTable table not None, Mark mark not None):
@@ -69,20 +73,23 @@ def entries_before(StateTable table not None, Mark mark not None):
     {'key': array([2]), 'value': array([20])}
     """
     cdef LiveMoment moment
-    (_found, groups, _removed, born, _kept, _live, oldest), moment = changes_now(table, mark)
+    (_found, groups, _removed, born, _kept, _live, oldest), moment = changes_now(table, mark, distinct_changes)
     rows = np.flatnonzero(born == 0)
     rows = rows[np.argsort(groups[rows], kind="stable")]
-    return new_rows(table, moment, oldest[rows], groups[rows].astype(np.int64), np.ones(len(rows), dtype=np.bool_))
+    return new_rows(table, moment, oldest[rows], groups[rows], np.ones(len(rows), dtype=np.bool_))
 
 
-cdef tuple changes_now(StateTable table, Mark mark):
-    """Collect `distinct_changes` since `mark`, and the moment at which they are valid."""
+ctypedef object (*Collect)(Table *table, uint32_t version)
+
+
+cdef tuple changes_now(StateTable table, Mark mark, Collect collect):
+    """Collect the changes since `mark`, and the moment at which they are valid."""
     cdef StateCore owner = table.owner
     owner.enter_step()
     owner.occupy()
     try:
         owner.require_open(mark)         # now: objects that ended before the call may have released it
-        return distinct_changes(table.table, mark.version), LiveMoment(owner)
+        return collect(table.table, mark.version), LiveMoment(owner)
     finally:
         owner.vacate()
         owner.leave()
@@ -91,8 +98,7 @@ cdef tuple changes_now(StateTable table, Mark mark):
 def count_changes(StateTable table not None, Mark mark not None):
     """Count the keys put or written since `mark` that exist now, and the keys that existed then and are gone.
 
-    O(changes), a few nanoseconds each. Once something was removed or a call was undone, it costs as much as
-    `changed_entries`.
+    O(changes), a few nanoseconds each. After a removal, a move or an undone call, each key is looked up.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable
@@ -105,9 +111,7 @@ def count_changes(StateTable table not None, Mark mark not None):
     (2, 1)
     """
     cdef StateCore owner = table.owner
-    cdef int64_t n
     cdef Table *changed = table.table
-    cdef uint32_t version
     cdef int64_t distinct
     cdef uint64_t[::1] addresses
     cdef unsigned char[::1] came
@@ -116,12 +120,10 @@ def count_changes(StateTable table not None, Mark mark not None):
     owner.occupy()
     try:
         owner.require_open(mark)         # now: objects that ended before the call may have released it
-        version = mark.version
-        with nogil:
-            n = count_distinct(changed, version)
-        if n >= 0:
-            return n, 0
-        found, _groups, _removed, born, _kept, live, _oldest = distinct_changes(changed, version)
+        counts = counts_of_once(changed, mark.version)
+        if counts is not None:
+            return int(counts.sum()), 0
+        found, _groups, _removed, born, _kept, live, _oldest = distinct_changes(changed, mark.version)
         if changed.anchors != NULL:
             distinct, addresses, came, there_now = len(found), found, born, live
             with nogil:
@@ -133,7 +135,87 @@ def count_changes(StateTable table not None, Mark mark not None):
     return there, len(found) - there - int(np.count_nonzero(born > live))
 
 
-cdef tuple distinct_changes(Table *table, uint32_t version):
+cdef object recorded_once(Table *table, uint32_t version):
+    """Collect the entries that records since a version name, by ascending key group, as arrays: found, groups, kept.
+
+    None if two records may name the same key, or one names an entry that was removed or has moved.
+    """
+    counts = counts_of_once(table, version)
+    if counts is None:
+        return None
+    cdef int64_t n = counts.sum()
+    cdef bint is_list = table.layout.value_kind == VALUE_LIST
+    found, kept = np.empty(n, dtype=np.uint64), np.zeros(n if is_list else 0, dtype=np.int64)
+    groups = np.repeat(np.arange(table.n_maps, dtype=np.uint16) + np.uint16(table.first_group), counts)
+    cdef int64_t[::1] ends = np.cumsum(counts)
+    cdef uint64_t[::1] entries = found
+    cdef int64_t[::1] of_kept = kept
+    with nogil:
+        fill_once(table, version, ends, entries, of_kept)
+    return found, groups, kept if is_list else None
+
+
+cdef object counts_of_once(Table *table, uint32_t version):
+    """Count the records since a version by key group, if each names another entry, and all of these are there; or None.
+
+    A segment journals an entry once, unless several have been joined. So it can be told if all records are in one
+    segment, which was always one, and none is of a removal or a move.
+    """
+    cdef Journal *journal = table.journal
+    cdef uint32_t i, segments = 0
+    cdef bint is_once
+    for i in range(journal.n_segments):
+        if journal.segments[i].version >= version and journal.segments[i].log.records != 0:
+            segments += 1 + journal.segments[i].joined
+    if segments > 1:
+        return None
+    counts = np.zeros(table.n_maps, dtype=np.int64)
+    cdef int64_t[::1] by_group = counts
+    with nogil:
+        is_once = count_once(table, version, by_group)
+    return counts if is_once else None
+
+
+cdef bint count_once(Table *table, uint32_t version, int64_t[::1] counts) noexcept nogil:
+    cdef RecordCursor record
+    begin_records(table.journal, version, &record)
+    while next_change(&record, table):
+        if record.op == RECORD_REMOVE or record.op == RECORD_REPLACED:
+            return False
+        counts[record.group - table.first_group] += 1
+    return not record.moves
+
+
+cdef void fill_once(Table *table, uint32_t version, int64_t[::1] ends, uint64_t[::1] found,
+                    int64_t[::1] kept) noexcept nogil:
+    """Put the entries that records name where their key groups end, from the newest record to the oldest."""
+    cdef RecordCursor record
+    cdef bint is_list = table.layout.value_kind == VALUE_LIST
+    cdef ListHead *old
+    cdef uint32_t group
+    cdef int64_t at
+    begin_records(table.journal, version, &record)
+    while next_change(&record, table):
+        group = record.group - table.first_group
+        at = ends[group] - 1
+        ends[group] = at
+        found[at] = <uint64_t><uintptr_t>entry_at(table.core, record.slot)
+        if is_list and record.op == RECORD_WRITE:
+            old = <ListHead *>(record.payload + table.layout.off_value - table.layout.off_payload)
+            kept[at] = kept_elements(table, entry_at(table.core, record.slot), old.stamp, old.length,
+                                     dead_elements(table, old))
+
+
+cdef inline int64_t kept_elements(Table *table, Entry *entry, uint32_t stamp, int64_t length,
+                                  uint64_t dead) noexcept nogil:
+    """The elements of an older head that the list still has in front of others; 0 if it did not only grow."""
+    cdef ListHead *head = <ListHead *>value_of(table, entry)
+    if head.stamp == stamp and head.length >= <uint64_t>length and dead_elements(table, head) == dead:
+        return length
+    return 0
+
+
+cdef object distinct_changes(Table *table, uint32_t version):
     """Collect each key that records since a version name, once, as arrays: found, groups, removed, born, kept, live,
     and the entry that the oldest record names.
     """
@@ -188,29 +270,6 @@ cdef void find_returned(Table *table, int64_t n, uint64_t[::1] found, unsigned c
         map = table.maps[anchor.group - table.first_group]
         if find_stored(table, map, entry.key, ref, hash_stored(table, entry.key, ref)):
             born[i] = 1
-
-
-cdef int64_t count_distinct(Table *table, uint32_t version) noexcept nogil:
-    """Count the keys that records name, if each names another one and all of these exist; -1 if that cannot be told.
-
-    A segment journals an entry once, unless several have been joined. So it can be told if all records are in one
-    segment, which was always one, and none is a removal.
-    """
-    cdef Journal *journal = table.journal
-    cdef RecordCursor record
-    cdef uint32_t i, segments = 0
-    cdef int64_t n = 0
-    for i in range(journal.n_segments):
-        if journal.segments[i].version >= version and journal.segments[i].log.records != 0:
-            segments += 1 + journal.segments[i].joined
-    if segments > 1:
-        return -1
-    begin_records(journal, version, &record)
-    while next_change(&record, table):
-        if record.op == RECORD_REMOVE:
-            return -1
-        n += 1
-    return n
 
 
 cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsigned short[::1] groups,
@@ -289,7 +348,6 @@ cdef void find_live(Table *table, int64_t n, uint64_t[::1] found, unsigned short
                     uint32_t[::1] stamps, int64_t[::1] kept, uint64_t[::1] dead,
                     unsigned char[::1] live) noexcept nogil:
     """Replace the entries that records name by the live entries of their keys."""
-    cdef ListHead *head
     cdef int64_t i, ahead
     cdef CowMap *map
     cdef BucketTable *buckets
@@ -308,9 +366,6 @@ cdef void find_live(Table *table, int64_t n, uint64_t[::1] found, unsigned short
             found[i] = <uint64_t><uintptr_t>entry_at(table.core, slot)
             live[i] = 1
             if kept[i]:
-                head = <ListHead *>value_of(table, entry_at(table.core, slot))
-                if (head.stamp != stamps[i] or head.length < <uint64_t>kept[i]
-                        or dead_elements(table, head) != dead[i]):
-                    kept[i] = 0
+                kept[i] = kept_elements(table, entry_at(table.core, slot), stamps[i], kept[i], dead[i])
         else:
             kept[i] = 0

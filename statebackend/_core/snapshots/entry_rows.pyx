@@ -27,6 +27,10 @@ from statebackend.errors import UsageError
 
 cdef enum:
     AHEAD = 16                           # rows: memory is asked for so far ahead
+    MOST_PARTS = 5                       # of a row: key, namespace, sequence, timestamp, value
+
+#: In place of a type of numpy: the column is of bytes.
+cdef object BLOB = bytes
 
 
 cdef class Moment:
@@ -171,7 +175,6 @@ cdef class EntryRows:
         found, namespaces = np.empty(n, dtype=np.uint64), np.empty(n, dtype=np.uint32)
         cdef uint64_t[::1] anchors = found
         cdef uint32_t[::1] namespace = namespaces
-        columns = {}
         self.moment.begin_reading()
         try:
             with nogil:
@@ -179,10 +182,7 @@ cdef class EntryRows:
                     anchor = <Anchor *>address(t.core.arena, namespace_of(t, <Entry *><uintptr_t>rows[i]))
                     anchors[i] = <uint64_t><uintptr_t>&anchor.key
                     namespace[i] = anchor.namespace
-            if t.anchors.layout.key_is_blob:
-                columns["key_offsets"], columns["key"] = gather_blobs(anchors, 0)
-            else:
-                columns["key"] = gather_fixed(anchors, 0, 8).view(np.int64).ravel()
+            columns = gather(anchors, [("key", 0, 8, BLOB if t.anchors.layout.key_is_blob else np.int64)])
         finally:
             self.moment.end_reading()
         if t.anchors.layout.off_namespace:
@@ -264,36 +264,101 @@ cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_l
     return made
 
 
+cdef struct Field:
+    # A part of entries or of elements, and the column for it.
+    uint32_t offset
+    uint32_t width
+    char *column
+
+
 cdef dict read_keys(StateTable table, uint64_t[::1] rows):
     """Gather keys and namespaces of entries by address."""
-    cdef Table *t = table.table
-    columns = {}
-    if t.layout.key_is_blob:
-        columns["key_offsets"], columns["key"] = gather_blobs(rows, 8)
-    else:
-        columns["key"] = gather_fixed(rows, 8, 8).view(np.int64).ravel()
-    if t.layout.off_namespace:
-        columns["namespace"] = gather_fixed(rows, t.layout.off_namespace, 4).view(np.uint32).ravel()
-    return columns
+    return gather(rows, key_parts(table.table))
+
+
+cdef list key_parts(Table *table):
+    cdef list parts = [("key", 8, 8, BLOB if table.layout.key_is_blob else np.int64)]
+    if table.layout.off_namespace:
+        parts.append(("namespace", table.layout.off_namespace, 4, np.uint32))
+    return parts
 
 
 cdef dict read_columns(StateTable table, uint64_t[::1] rows, kept):
     """Gather all columns of entries by address, without the first `kept` elements of each list."""
     cdef Table *t = table.table
-    columns = read_keys(table, rows)
+    cdef list parts = key_parts(t)
     if t.layout.off_thread:
-        columns["sequence"] = gather_fixed(rows, t.layout.off_thread, 8).view(np.uint64).ravel()
+        parts.append(("sequence", t.layout.off_thread, 8, np.uint64))
     if t.layout.has_timestamp:
-        columns["timestamp"] = gather_fixed(rows, t.layout.off_payload, 8).view(np.int64).ravel()
+        parts.append(("timestamp", t.layout.off_payload, 8, np.int64))
     if table.value_code == CODE_LIST:
+        columns = gather(rows, parts)
         gather_lists(table, rows, kept, columns)
-    elif table.value_code == CODE_ANCHOR:
-        columns["value"] = gather_fixed(rows, t.layout.off_value, 4).view(np.uint32).ravel()
-    else:
-        gather_values(rows, t.layout.off_value, table.value_code, t.layout.value_width, columns)
-        if table.takes_none and table.value_code != CODE_OBJECT:
-            columns["is_null"] = gather_nulls(t, rows)
+        return columns
+    parts.append(value_part(t.layout.off_value, table.value_code, t.layout.value_width))
+    columns = gather(rows, parts)
+    if table.takes_none and table.value_code != CODE_OBJECT and table.value_code != CODE_ANCHOR:
+        columns["is_null"] = gather_nulls(t, rows)
     return columns
+
+
+cdef tuple value_part(uint32_t offset, int code, uint32_t width):
+    if code == CODE_BLOB or code == CODE_OBJECT:
+        return "value", offset, 8, BLOB if code == CODE_BLOB else object
+    if code == CODE_ANCHOR:
+        return "value", offset, 4, np.uint32
+    return "value", offset, width, None if code == CODE_RAW else DTYPES[code]
+
+
+cdef dict gather(uint64_t[::1] rows, list parts):
+    """Gather parts of entries or elements by their addresses: of each its name, offset, width, and the column's type.
+
+    The type is one of numpy, or `object`; `BLOB` for bytes, as offsets and data; None for rows of raw bytes.
+    """
+    cdef int64_t n = rows.shape[0]
+    cdef int n_fields = 0
+    cdef Field fields[MOST_PARTS]
+    cdef uint8_t[:, ::1] view
+    cdef dict columns = {}
+    for name, offset, width, _ in parts:
+        columns[name] = np.empty((n, width), dtype=np.uint8)
+        if n:
+            view = columns[name]
+            fields[n_fields].offset, fields[n_fields].width = offset, width
+            fields[n_fields].column = <char *>&view[0, 0]
+            n_fields += 1
+    with nogil:
+        gather_fields(rows, n, fields, n_fields)
+    found = {}
+    for name, _, _, kind in parts:
+        column = columns[name]
+        if kind is BLOB:
+            found[f"{name}_offsets"], found[name] = blobs_of(column.view(np.uint64).ravel())
+        elif kind is object:
+            found[name] = objects_of(column.view(np.uint64).ravel())
+        else:
+            found[name] = column if kind is None else column.view(kind).ravel()
+    return found
+
+
+cdef void gather_fields(uint64_t[::1] rows, int64_t n, Field *fields, int n_fields) noexcept nogil:
+    """Copy parts of the same rows in one pass over them."""
+    cdef int64_t i
+    cdef int j
+    cdef const char *row
+    cdef Field *field
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch(<void *><uintptr_t>rows[i + AHEAD])
+        row = <const char *><uintptr_t>rows[i]
+        for j in range(n_fields):
+            field = &fields[j]
+            if field.width == 8:
+                (<uint64_t *>field.column)[i] = (<const uint64_t *>(row + field.offset))[0]
+            elif field.width == 4:
+                (<uint32_t *>field.column)[i] = (<const uint32_t *>(row + field.offset))[0]
+            else:
+                memcpy(field.column + i * field.width, row + field.offset, field.width)
 
 
 cdef object gather_nulls(Table *table, uint64_t[::1] rows):
@@ -306,42 +371,11 @@ cdef object gather_nulls(Table *table, uint64_t[::1] rows):
     return out
 
 
-cdef object gather_values(uint64_t[::1] rows, uint32_t offset, int code, uint32_t width, dict columns):
-    if code == CODE_BLOB:
-        columns["value_offsets"], columns["value"] = gather_blobs(rows, offset)
-    elif code == CODE_OBJECT:
-        columns["value"] = gather_objects(rows, offset)
-    else:
-        raw = gather_fixed(rows, offset, width)
-        columns["value"] = raw if code == CODE_RAW else raw.view(DTYPES[code]).ravel()
-
-
-cdef object gather_fixed(uint64_t[::1] rows, uint32_t offset, uint32_t width):
-    cdef uint64_t n = rows.shape[0], i
-    out = np.empty((n, width), dtype=np.uint8)
-    if n == 0:
-        return out
-    cdef uint8_t[:, ::1] view = out
-    cdef char *target = <char *>&view[0, 0]
-    with nogil:
-        if width == 8:
-            for i in range(n):
-                (<uint64_t *>target)[i] = (<uint64_t *>(<uintptr_t>rows[i] + offset))[0]
-        else:
-            for i in range(n):
-                memcpy(target + i * width, <char *><uintptr_t>rows[i] + offset, width)
-    return out
-
-
-cdef object gather_blobs(uint64_t[::1] rows, uint32_t offset):
-    return blobs_of(gather_fixed(rows, offset, 8).view(np.uint64).ravel())
-
-
-cdef object gather_objects(uint64_t[::1] rows, uint32_t offset):
-    cdef uint64_t n = rows.shape[0], i
+cdef object objects_of(uint64_t[::1] references):
+    cdef int64_t n = references.shape[0], i
     out = np.empty(n, dtype=object)
     for i in range(n):
-        out[i] = <object>(<PyObject **>(<char *><uintptr_t>rows[i] + offset))[0]
+        out[i] = <object><PyObject *><uintptr_t>references[i]
     return out
 
 
@@ -401,7 +435,6 @@ cdef object gather_lists(StateTable table, uint64_t[::1] rows, kept, dict column
                 used = chunk.prev_used
                 chunk = chunk.prev
     columns["list_offsets"] = offsets
-    if t.element_has_timestamp:
-        columns["timestamp"] = gather_fixed(elements, 0, 8).view(np.int64).ravel()
-    gather_values(elements, 8 if t.element_has_timestamp else 0, table.element_code, t.element_value_width,
-                  columns)
+    parts = [("timestamp", 0, 8, np.int64)] if t.element_has_timestamp else []
+    parts.append(value_part(8 if t.element_has_timestamp else 0, table.element_code, t.element_value_width))
+    columns.update(gather(elements, parts))

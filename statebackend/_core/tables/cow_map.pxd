@@ -651,6 +651,7 @@ cdef struct RecordCursor:
     uint32_t segment                     # the segment that the place is in
     LogChunk *chunk                      # NULL before the first record and after the last
     uint32_t at                          # bytes of the chunk's records that are still to come
+    bint moves                           # a record that was passed says that an entry of the table has moved
     # The record that `next_change` has come to.
     int op
     uint32_t group
@@ -664,6 +665,7 @@ cdef inline void begin_records(Journal *journal, uint32_t version, RecordCursor 
     cursor.segment = journal.n_segments
     cursor.chunk = NULL
     cursor.at = 0
+    cursor.moves = False
 
 cdef inline bint next_chunk(RecordCursor *cursor) noexcept nogil:
     """Go to the next older chunk that has records; False after the oldest."""
@@ -688,7 +690,9 @@ cdef inline bint next_change(RecordCursor *cursor, Table *table) noexcept nogil:
         cursor.op = <int>(last >> 56)
         owner = cursor.journal.tables[(last >> 48) & 0xFF]
         cursor.at -= record_width(owner, chunk_data(cursor.chunk) + cursor.at)
-        if owner == table and cursor.op != RECORD_MOVED and cursor.op != RECORD_COPIED:
+        if owner == table and cursor.op == RECORD_MOVED:
+            cursor.moves = True
+        elif owner == table and cursor.op != RECORD_COPIED:
             cursor.group = <uint32_t>(last >> 32) & 0xFFFF
             cursor.slot = <uint32_t>last
             cursor.payload = chunk_data(cursor.chunk) + cursor.at

@@ -108,6 +108,9 @@ class HeapChanges(Source):
         ]
 
     def _batches(self, state: WrittenState, parts: list[Copied]) -> Iterator[GroupedBatch]:
+        if len(parts) == 1:
+            yield from _batched_part(parts[0])
+            return
         sizes = np.bincount(np.concatenate([part.groups for part in parts]) - state.first_group)
         for first, last in group_ranges(sizes, state.first_group):
             yield from _batched([part.take(_rows_of(part, first, last)) for part in parts])
@@ -125,8 +128,12 @@ def _batched(parts: Sequence[Part | Copied]) -> Iterator[GroupedBatch]:
         return
     for group in np.unique(np.concatenate([part.groups for part in parts])):
         for part in parts:
-            for piece, _ in _pieces(part.take(_rows_of(part, group, group)), compiled.BATCH_BYTES):
-                yield from _not_empty([piece.rows()])
+            yield from _batched_part(part.take(_rows_of(part, group, group)))
+
+
+def _batched_part(part: Part | Copied) -> Iterator[GroupedBatch]:
+    for piece, _ in _pieces(part, compiled.BATCH_BYTES):
+        yield from _not_empty([piece.rows()])
 
 
 def _whole(parts: Sequence[Part | Copied]) -> list[Copied] | None:

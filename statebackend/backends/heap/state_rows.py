@@ -223,13 +223,15 @@ class WrittenState:
                 put.append(Copied(self, Op.PUT, keys, entries.groups[there], columns))
             return removed + put
         for table in self.tables:
-            rows = changed_entries(table, mark)
-            absent, live = rows.take(~rows.is_live), rows.take(rows.is_live)
-            removed.append(Copied(self, Op.REMOVE, absent.keys(), absent.groups))
-            grown = np.zeros(len(live), dtype=bool)
-            if self.is_list and live.kept is not None:
+            live = changed_entries(table, mark)
+            if not live.is_live.all():
+                absent, live = live.take(~live.is_live), live.take(live.is_live)
+                removed.append(Copied(self, Op.REMOVE, absent.keys(), absent.groups))
+            parts = [(Op.PUT, live)]
+            if self.is_list:
                 grown = live.kept > 0
-            for op, rows in ((Op.PUT, live.take(~grown)), (Op.APPEND, live.take(grown))):
+                parts = [(Op.PUT, live.take(~grown)), (Op.APPEND, live.take(grown))]
+            for op, rows in parts:
                 columns = rows.columns()
                 put.append(Copied(self, op, columns, rows.groups, columns))
         return removed + put

@@ -117,25 +117,24 @@ def _widened(batch: pa.RecordBatch, schema: pa.Schema, numbers: Mapping[str, int
 
 
 def _full_batches(section: Section) -> Iterator[tuple[GroupedBatch, int]]:
-    """The rows of a section in full batches, except for the last one, each with its size in bytes."""
+    """The rows of a section in batches of the largest allowed size or fewer rows, each with its bytes.
+
+    Small batches are joined as long as they fit into one. Others are divided, and not copied.
+    """
     waiting: list[GroupedBatch] = []
     n_rows = n_bytes = last_group = 0
     for rows in section.batches:
         last_group = _check_rows(section, rows, last_group)
-        if rows.batch.num_rows == 0:
+        more, size = rows.batch.num_rows, rows.batch.nbytes
+        if more == 0:
             continue
+        if waiting and (n_rows + more > BATCH_ROWS or n_bytes + size > BATCH_BYTES):
+            yield from _divided(_joined(waiting))
+            waiting, n_rows, n_bytes = [], 0, 0
         waiting.append(rows)
-        n_rows += rows.batch.num_rows
-        n_bytes += rows.batch.nbytes
-        if n_rows >= BATCH_ROWS or n_bytes >= BATCH_BYTES:
-            *full, (rest, n_bytes) = _divided(_joined(waiting))
-            yield from full
-            waiting, n_rows = [rest], rest.batch.num_rows
-            if n_rows == BATCH_ROWS or n_bytes > BATCH_BYTES // 2:
-                yield rest, n_bytes
-                waiting, n_rows, n_bytes = [], 0, 0
+        n_rows, n_bytes = n_rows + more, n_bytes + size
     if waiting:
-        yield _joined(waiting), n_bytes
+        yield from _divided(_joined(waiting))
 
 
 def _check_rows(section: Section, rows: GroupedBatch, last_group: int) -> int:
@@ -168,12 +167,13 @@ def _joined(waiting: list[GroupedBatch]) -> GroupedBatch:
 
 
 def _divided(rows: GroupedBatch) -> Iterator[tuple[GroupedBatch, int]]:
-    """Divide a batch into parts of the largest allowed size; the last one may be smaller. Each with its size."""
+    """Divide a batch into as few parts of equal rows as are allowed. Each with its size."""
     n_rows, n_bytes = rows.batch.num_rows, rows.batch.nbytes
-    step = min(BATCH_ROWS, max(n_rows * BATCH_BYTES // max(n_bytes, 1), 1))
-    if step >= n_rows:
+    parts = max(-(-n_rows // BATCH_ROWS), -(-n_bytes // BATCH_BYTES))
+    if parts <= 1:
         yield rows, n_bytes
         return
+    step = -(-n_rows // parts)
     ends = np.cumsum(rows.counts)
     for start in range(0, n_rows, step):
         part = _slice(rows, ends, start, min(start + step, n_rows))
