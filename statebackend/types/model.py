@@ -29,9 +29,11 @@ class Type(Subscriptable, Generic[T]):
 
     >>> LONG.name, LONG.is_key_type, LONG.fixed_width, str(LONG.arrow)
     ('LONG', True, 8, 'int64')
+    >>> str(TIMESTAMP.arrow), str(TupleType((LONG, STRING)).arrow)
+    ('timestamp[us, tz=UTC]', 'struct<_1: int64, _2: string>')
     """
 
-    __slots__ = ("_arrow", "_identity", "fixed_width", "is_immutable", "is_key_type", "name")
+    __slots__ = ("_identity", "arrow", "fixed_width", "is_immutable", "is_key_type", "name")
 
     #: The constructor's name, such as ``"LONG"`` or ``"ROW"``.
     name: str
@@ -41,8 +43,9 @@ class Type(Subscriptable, Generic[T]):
     fixed_width: int | None
     #: True if its Python values cannot be changed in place.
     is_immutable: bool
+    #: The Arrow type that files and batches use for it.
+    arrow: pa.DataType
     _identity: tuple[Any, ...]
-    _arrow: pa.DataType
 
     def _set(self, **attributes: Any) -> None:
         for name, value in attributes.items():
@@ -61,15 +64,6 @@ class Type(Subscriptable, Generic[T]):
 
     def __hash__(self) -> int:
         return hash(self._identity)
-
-    @property
-    def arrow(self) -> pa.DataType:
-        """The Arrow type that files and batches use for it.
-
-        >>> str(TIMESTAMP.arrow), str(TupleType((LONG, STRING)).arrow)
-        ('timestamp[us, tz=UTC]', 'struct<_1: int64, _2: string>')
-        """
-        return self._arrow
 
     def ddl(self) -> str:
         """Its Spark DDL.
@@ -95,7 +89,7 @@ class PrimitiveType(Type[T]):
     _ddl: str
 
     def __init__(self, name: str, ddl: str, arrow: pa.DataType, fixed_width: int | None) -> None:
-        self._set(name=name, _ddl=ddl, _arrow=arrow, fixed_width=fixed_width, _identity=(name,))
+        self._set(name=name, _ddl=ddl, arrow=arrow, fixed_width=fixed_width, _identity=(name,))
         self._set(is_key_type=name != "PICKLE", is_immutable=name != "PICKLE")
 
     def __repr__(self) -> str:
@@ -148,7 +142,7 @@ class DecimalType(Type[decimal.Decimal]):
             )
         self._set(name="DECIMAL", precision=precision, scale=scale, _identity=("DECIMAL", precision, scale))
         self._set(is_key_type=True, is_immutable=True, fixed_width=8 if precision <= 18 else 16)
-        self._set(_arrow=pa.decimal128(precision, scale))
+        self._set(arrow=pa.decimal128(precision, scale))
 
     def __repr__(self) -> str:
         return f"DECIMAL({self.precision}, {self.scale})"
@@ -170,7 +164,7 @@ class ListType(Type[list[T]]):
     element: Type[T]
 
     def __init__(self, element: Type[T]) -> None:
-        self._set(name="LIST", element=element, _identity=("LIST", element), _arrow=pa.list_(element.arrow))
+        self._set(name="LIST", element=element, _identity=("LIST", element), arrow=pa.list_(element.arrow))
         self._set(is_key_type=False, is_immutable=False, fixed_width=None)
 
     def __repr__(self) -> str:
@@ -206,7 +200,7 @@ class MapType(Type[dict[K, V]], Generic[K, V]):
             )
         self._set(name="MAP", key=key, value=value, _identity=("MAP", key, value))
         self._set(
-            is_key_type=False, is_immutable=False, fixed_width=None, _arrow=pa.map_(key.arrow, value.arrow)
+            is_key_type=False, is_immutable=False, fixed_width=None, arrow=pa.map_(key.arrow, value.arrow)
         )
 
     def __repr__(self) -> str:
@@ -247,7 +241,7 @@ class TupleType(Type):
         self._set(name="TUPLE", types=types, _identity=("TUPLE", types), fixed_width=_composite_width(types))
         self._set(is_key_type=all(field.is_key_type for field in types))
         self._set(is_immutable=all(field.is_immutable for field in types))
-        self._set(_arrow=pa.struct([(f"_{i + 1}", field.arrow) for i, field in enumerate(types)]))
+        self._set(arrow=pa.struct([(f"_{i + 1}", field.arrow) for i, field in enumerate(types)]))
 
     def __repr__(self) -> str:
         return f"TUPLE({', '.join(map(repr, self.types))})"
@@ -285,7 +279,7 @@ class RowType(Type):
         self._set(_identity=("ROW", names, types, record_class), fixed_width=_composite_width(types))
         self._set(is_key_type=all(field.is_key_type for field in types))
         self._set(is_immutable=all(field.is_immutable for field in types) and is_frozen_record(record_class))
-        self._set(_arrow=pa.struct([(name, field.arrow) for name, field in zip(names, types, strict=True)]))
+        self._set(arrow=pa.struct([(name, field.arrow) for name, field in zip(names, types, strict=True)]))
 
     def returning(self, record_class: type | None) -> RowType:
         """The same ROW, whose values come back as this dataclass or NamedTuple (None: as light named tuples).
@@ -334,7 +328,7 @@ class CustomType(Type):
     serializer: Serializer
 
     def __init__(self, serializer: Serializer) -> None:
-        self._set(name="CUSTOM", serializer=serializer, _arrow=pa.binary(), is_key_type=False)
+        self._set(name="CUSTOM", serializer=serializer, arrow=pa.binary(), is_key_type=False)
         self._set(is_immutable=serializer.is_immutable, fixed_width=serializer.fixed_width)
         try:
             json.dumps(serializer.config(), sort_keys=True, allow_nan=False)
