@@ -26,7 +26,7 @@ from statebackend.backends.heap.vectorised import (
     HeapMapColumns,
     HeapValueColumns,
 )
-from statebackend.columns.additions import adding_plan
+from statebackend.columns.calls import adding_plan
 from statebackend.columns.codec_choice import key_codec, value_codec
 from statebackend.state import (
     AggregatingState,

@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from statebackend._core.batches import adding_kernels, expiring_kernels, gathering, kernels, map_kernels
 from statebackend._core.tables.accumulators import AddPlan
-from statebackend.columns.additions import is_decoded
 from statebackend.columns.calls import (
     AddingColumns,
     Call,
@@ -29,6 +28,7 @@ from statebackend.columns.calls import (
     MapColumns,
     SingleColumns,
     ValueColumns,
+    is_decoded,
 )
 from statebackend.columns.nested_columns import decoded_keys
 from statebackend.columns.stored_columns import Array, Column

@@ -36,8 +36,7 @@ from statebackend.backends.rocksdb.vectorised import (
     RocksDbValueColumns,
     chosen_rows,
 )
-from statebackend.columns.additions import adding_plan, is_decoded
-from statebackend.columns.calls import AddingColumns, Call
+from statebackend.columns.calls import AddingColumns, Call, adding_plan, is_decoded
 from statebackend.columns.codec_choice import holds_references, value_bytes, value_codec
 from statebackend.columns.nested_columns import decoded_keys
 from statebackend.columns.stored_columns import Array, Column, serialised_column, stored_column
