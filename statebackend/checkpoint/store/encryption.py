@@ -58,7 +58,7 @@ class Encryption:
     """A cipher, and the sizes that the store was made with. Picklable, if the cipher is."""
 
     def __init__(self, cipher: BlockCipher, block: int, overhead: int) -> None:
-        self._cipher = cipher
+        self.cipher = cipher
         self.block = block
         self.overhead = overhead
 
@@ -82,7 +82,7 @@ class Encryption:
 
     def encrypt(self, name: str, offset: int, block: bytes) -> bytes:
         """A block as it is stored; `UsageError` if it has another overhead than the store's."""
-        stored = _encrypted(self._cipher, name, offset, block)
+        stored = _encrypted(self.cipher, name, offset, block)
         if len(stored) != len(block) + self.overhead:
             raise _uneven(name, offset)
         return stored
@@ -90,7 +90,7 @@ class Encryption:
     def decrypt(self, name: str, offset: int, stored: bytes) -> bytes:
         """The plain text of a stored block; `CorruptCheckpointError` if the cipher refuses it."""
         try:
-            block: object = self._cipher.decrypt(name, offset, stored)
+            block: object = self.cipher.decrypt(name, offset, stored)
         except Exception as error:
             raise CorruptCheckpointError(
                 "a block of a file cannot be decrypted",

@@ -93,11 +93,10 @@ class Inventory(CheckpointReader):
     def open_key(self, key: Key, log: Log, metadata: Metadata | None) -> Checkpoint:
         """Open a checkpoint for its files. Without metadata, nothing is compared with them."""
         manifest = self._manifest(key, metadata)
-        if metadata is None:
-            cipher = self.encryption
-            sizes = None if cipher is None else Encryption.probed(cipher).to_json()
-            metadata = Metadata(manifest.store, encryption=sizes)
+        if metadata is not None:
+            encryption = self._agreed(metadata)
+        else:
+            metadata = Metadata(manifest.store)
+            encryption = None if self.encryption is None else Encryption.probed(self.encryption)
         has_outputs = log.state.has_outputs(key)
-        return Checkpoint(
-            self._files, metadata, manifest, has_outputs=has_outputs, encryption=self.encryption
-        )
+        return Checkpoint(self._files, metadata, manifest, has_outputs=has_outputs, encryption=encryption)

@@ -48,6 +48,8 @@ class LogWriter:
         self._log = Log(0, LogState("0" * 32), ())
         #: The error that ended this writer: a conflict, or a write of unknown outcome. None while it can write.
         self._over: CommitConflictError | StoreError | None = None
+        #: Stands there during each write. A write that is broken off ends the writer, so it is raised once.
+        self._unknown = _broken_off()
 
     # --- what it knows ---
 
@@ -202,6 +204,7 @@ class LogWriter:
         except Taken:
             return False
         self._epoch, self._process, self._over = epoch, os.getpid(), None
+        self._unknown = _broken_off()
         self._metadata, self._log = metadata, log._replace(sequence=epoch)
         return True
 
@@ -229,13 +232,8 @@ class LogWriter:
         epoch = self.epoch
         detail = f"{doing}, {name}"
         # Whatever else comes out of the calls, an interrupt too, leaves open what is durable.
-        unknown = StoreError(
-            "a write was broken off: whether it has happened is not known",
-            code="STORE.UNKNOWN",
-            detail=detail,
-            hint="open the store again for writing, and look",
-        )
-        self._over = unknown
+        unknown = self._over = self._unknown
+        unknown.detail = detail
         try:
             if names_new_files:
                 # After a failed sync of a folder, another one would not tell what has become of its names.
@@ -296,6 +294,14 @@ class LogWriter:
         if self._epoch is not None and self._process == os.getpid():
             self._files.release(self._epoch)
         self._epoch = None
+
+
+def _broken_off() -> StoreError:
+    return StoreError(
+        "a write was broken off: whether it has happened is not known",
+        code="STORE.UNKNOWN",
+        hint="open the store again for writing, and look",
+    )
 
 
 def _again(error: CommitConflictError | StoreError) -> CommitConflictError | StoreError:

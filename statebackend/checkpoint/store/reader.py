@@ -18,7 +18,7 @@ import pyarrow as pa
 from statebackend.checkpoint.files import Place, StoreFiles, open_files, without_secrets
 from statebackend.checkpoint.files.interface import storing
 from statebackend.checkpoint.files.layout import METADATA
-from statebackend.checkpoint.store.encryption import BlockCipher, agreed, check_cipher
+from statebackend.checkpoint.store.encryption import BlockCipher, Encryption, agreed, check_cipher
 from statebackend.checkpoint.store.log import (
     Key,
     Log,
@@ -56,12 +56,10 @@ class Checkpoint:
         is_committed: bool = True,
         times: Times = Times(),  # noqa: B008 - immutable
         has_outputs: bool = True,
-        encryption: BlockCipher | None = None,
+        encryption: Encryption | None = None,
         dropped_states: frozenset[str] = frozenset(),
     ) -> None:
-        #: The cipher of its store; None if there is none.
-        self.encryption = encryption
-        self._encryption = agreed(metadata.encryption, encryption, files.uri)
+        self._encryption = encryption
         self.metadata = metadata
         self.manifest = manifest
         #: False once its outputs have been dropped, which go earlier than states.
@@ -87,6 +85,11 @@ class Checkpoint:
     def epoch(self) -> int:
         """The epoch of the writer that committed it."""
         return self.manifest.epoch
+
+    @property
+    def encryption(self) -> BlockCipher | None:
+        """The cipher of its store; None if there is none."""
+        return None if self._encryption is None else self._encryption.cipher
 
     @property
     def now(self) -> int | None:
@@ -373,7 +376,8 @@ class CheckpointReader:
         metadata = required_metadata(self._files)
         epoch = max(each.epoch for each in given)
         manifest = Manifest(given[0].checkpoint_id, epoch, metadata.store, given)
-        return Checkpoint(self._files, metadata, manifest, is_committed=False, encryption=self.encryption)
+        encryption = self._agreed(metadata)
+        return Checkpoint(self._files, metadata, manifest, is_committed=False, encryption=encryption)
 
     def metadata(self) -> Metadata | None:
         """The purpose of the store; None if it was never opened for writing."""
@@ -405,6 +409,9 @@ class CheckpointReader:
         """The path or uri, as other programs take it, of a small file that every store has."""
         return self._files.address(METADATA)
 
+    def _agreed(self, metadata: Metadata) -> Encryption | None:
+        return agreed(metadata.encryption, self._cipher, self.uri)
+
     def _log(self, metadata: Metadata | None = None) -> Log:
         log = read_log(self._files, metadata)
         if not log.sequence and metadata is None:
@@ -424,7 +431,7 @@ class CheckpointReader:
             manifest,
             times=state.times_of(key.checkpoint_id),
             has_outputs=state.has_outputs(key),
-            encryption=self.encryption,
+            encryption=self._agreed(metadata),
             dropped_states=state.dropped_states_of(key.checkpoint_id),
         )
 

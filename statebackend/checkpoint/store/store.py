@@ -36,7 +36,7 @@ from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.interface import Fenced, at_once, storing
 from statebackend.checkpoint.files.layout import data_folder, entry_name
 from statebackend.checkpoint.store.data_files import DataWriter
-from statebackend.checkpoint.store.encryption import BlockCipher, Encryption, agreed
+from statebackend.checkpoint.store.encryption import BlockCipher, Encryption
 from statebackend.checkpoint.store.log import Key, LogState, Record, Restart, Times
 from statebackend.checkpoint.store.log_writer import LogWriter, conflict
 from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile, snapshots_of
@@ -263,7 +263,7 @@ class CheckpointStore(CheckpointReader):
                 _log.warning("a store that was not finished stays, and cannot be opened: %s", error)
 
     def _begin(self) -> None:
-        self._encryption = agreed(self._writer.metadata.encryption, self._cipher, self.uri)
+        self._encryption = self._agreed(self._writer.metadata)
         self._retention, self._newest = Retention(), None
         self._removal = Removal(self._files, self._writer, self._retention, self._built_on)
         self._in_flight, self._lent = {}, {}
@@ -387,7 +387,7 @@ class CheckpointStore(CheckpointReader):
             manifest, made = self._parts.written(manifest, self._newest)
             dropped = self._append_commit(manifest, made)
             self._after_commit(manifest, dropped)
-            return Checkpoint(self._files, self._writer.metadata, manifest, encryption=self.encryption)
+            return Checkpoint(self._files, self._writer.metadata, manifest, encryption=self._encryption)
 
     def _check_order(self, checkpoint_id: int) -> None:
         newest = self._retention.newest
