@@ -30,16 +30,20 @@ from statebackend.runtime.start import Beginning, check_beginning
 from statebackend.spark import display
 from statebackend.spark.deliveries import Deliveries, Outputs
 from statebackend.spark.display import shortened
-from statebackend.spark.query_run import SPARKS_FOLDERS, QueryRun, SparkLog, local_folder, shown_location
 from statebackend.spark.reading import Reading, Way
 from statebackend.spark.session import (
+    SPARKS_FOLDERS,
     Query,
+    QueryRun,
+    SparkLog,
     check_output_names,
     check_reachable,
     check_readable_by_executors,
     column_types,
     execute,
     is_connect,
+    local_folder,
+    shown_location,
 )
 from statebackend.spark.sinks.interface import SinkContext
 from statebackend.state import clocks

@@ -45,9 +45,8 @@ from statebackend.spark.cluster_checks import (
     check_slots,
     options_at,
 )
-from statebackend.spark.query_run import QueryRun
 from statebackend.spark.reading import RowsOfBatch, Way
-from statebackend.spark.session import Query, column_types, is_connect, is_set
+from statebackend.spark.session import Query, QueryRun, column_types, is_connect, is_set
 from statebackend.spark.ticks import COLUMN as HEARTBEAT
 from statebackend.types import Type
 
