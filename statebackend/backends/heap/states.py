@@ -26,6 +26,7 @@ from statebackend.backends.heap.vectorised import (
     HeapMapColumns,
     HeapValueColumns,
 )
+from statebackend.checkpoint.keyed.description import value_role
 from statebackend.columns.calls import adding_plan
 from statebackend.columns.codec_choice import key_codec, value_codec
 from statebackend.state import (
@@ -84,8 +85,6 @@ _CLASSES: dict[str, type[Handle]] = {
     "aggregating": HeapAggregatingState,
     "folding": HeapFoldingState,
 }
-#: The role in a descriptor's `stored_types` of the value that is stored for a key.
-_ROLES = {"value": "value", "list": "element", "map": "value", "reducing": "value"}
 
 
 def make_state(backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
@@ -107,7 +106,7 @@ def make_handle(handle: type[Handle], backend: HeapKeyedBackend, descriptor: Sta
     """Make a handle of this class, and the first table, for a new state."""
     where = f"state {descriptor.name!r}"
     types = descriptor.stored_types()
-    codec = value_codec(types[_ROLES.get(descriptor.kind, "accumulator")], where)
+    codec = value_codec(types[value_role(descriptor.kind)], where)
     config = descriptor.ttl_config
     options: dict[str, Any] = {}
     if config is not None:

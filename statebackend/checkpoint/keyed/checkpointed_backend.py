@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from operator import is_
 from typing import Any
 
 import pyarrow as pa
@@ -254,7 +255,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             *(_TIMER_STATES if self.has_timers else ()),
             *[restored.description for restored in self._restored.values()],
         )
-        if not self._descriptions.are_of(states):
+        known = self._descriptions.states
+        if len(known) != len(states) or not all(map(is_, known, states)):
             self._descriptions = StateDescriptions(states)
         return self._descriptions
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from operator import is_
 
 import pyarrow as pa
 
@@ -95,21 +94,17 @@ class StateDescription:
 class StateDescriptions:
     """The states of a backend at one moment, for checkpoints. A state that is declared again has another descriptor.
 
-    Snapshots share it until a state is declared. Its properties are computed once, on first use.
+    Snapshots share it until a state is declared. Its other properties are computed once, on first use.
     """
 
     def __init__(self, states: tuple[StateDescriptor | StateDescription, ...]) -> None:
-        self._states = states
-
-    def are_of(self, states: tuple[StateDescriptor | StateDescription, ...]) -> bool:
-        """Return True if they describe these same objects."""
-        return len(states) == len(self._states) and all(map(is_, states, self._states))
+        self.states = states
 
     @cached_property
     def by_name(self) -> list[StateDescription]:
         """The descriptions, sorted by name."""
         described = [
-            each if isinstance(each, StateDescription) else StateDescription.of(each) for each in self._states
+            each if isinstance(each, StateDescription) else StateDescription.of(each) for each in self.states
         ]
         return sorted(described, key=lambda each: each.name)
 
