@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import re
 import sys
 from pathlib import Path
@@ -54,6 +55,9 @@ ONLY = {"statebackend._core": ("statebackend.errors", "statebackend._core")}
 #: The one exception: a core makes its snapshots, which lie above it, and imports them when the first is asked for.
 EXCEPTIONS = {("statebackend._core.tables.state_core", "statebackend._core.snapshots.snapshot_view")}
 
+#: The one circle: a serializer of a changed type reads old values with the serializer of the old type.
+CIRCLES = {("statebackend.types.serializers.scalars", "statebackend.types.serializers")}
+
 #: What may be imported from outside, beside the standard library: by every module, and by some.
 OUTSIDE = ("numpy", "pyarrow")
 OUTSIDE_OF = {
@@ -75,10 +79,13 @@ def folder_of(module: str, packages: set[str]) -> str:
     return module if folder == "statebackend" else folder
 
 
-def python_imports(source: str, module: str, is_package: bool) -> set[str]:
-    """Every module that Python source imports, at any depth of it."""
+def python_imports(source: str, module: str, is_package: bool, *, for_types: bool = True) -> set[str]:
+    """Every module that Python source imports, at any depth of it; perhaps without imports for types only."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    if not for_types:
+        tree.body = [each for each in tree.body if not ast.unparse(each).startswith("if TYPE_CHECKING:")]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -130,11 +137,11 @@ def packages(root: Path = SOURCES.parent) -> set[str]:
     return {module_name(path, root) for path in sources(root) if path.stem == "__init__"}
 
 
-def imports_of(path: Path, root: Path = SOURCES.parent) -> set[str]:
+def imports_of(path: Path, root: Path = SOURCES.parent, *, for_types: bool = True) -> set[str]:
     """Every module that one file imports, of the package or not."""
     module, text = module_name(path, root), path.read_text(encoding="utf-8")
     if path.suffix == ".py":
-        imported = python_imports(text, module, path.stem == "__init__")
+        imported = python_imports(text, module, path.stem == "__init__", for_types=for_types)
     else:
         imported = cython_imports(text, module)
     known = known_modules(root)
@@ -189,6 +196,36 @@ def violations(path: Path, root: Path = SOURCES.parent) -> list[str]:
 
 def test_imports_stay_below() -> None:
     assert [found for path in sources() for found in violations(path)] == []
+
+
+def circle(root: Path = SOURCES.parent) -> list[str]:
+    """Modules in Python that import each other at run time, in functions too; empty if there are none."""
+    graph = {
+        (module := module_name(path, root)): {
+            target for target in imports_of(path, root, for_types=False) if (module, target) not in CIRCLES
+        }
+        for path in sources(root)
+        if path.suffix == ".py"
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circle() == []
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    write_package(tmp_path, SAMPLE)
+    a, b, c = (f"statebackend.types.{name}" for name in "abc")
+    write_package(tmp_path, {"types/a.py": f"import {b}\n", "types/b.py": f"def f():\n    import {c}\n"})
+    write_package(tmp_path, {"types/c.py": f"if TYPE_CHECKING:\n    import {a}\n"})
+    assert circle(tmp_path) == []
+    write_package(tmp_path, {"types/c.py": f"import {a}\n"})
+    assert sorted(circle(tmp_path)[1:]) == [a, b, c]
 
 
 def test_every_folder_has_a_floor() -> None:

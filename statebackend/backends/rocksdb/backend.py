@@ -8,13 +8,12 @@ RocksDbBackend(compression='lz4')
 
 from __future__ import annotations
 
-import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from statebackend.backends.rocksdb.location import find_library
+from statebackend.backends.rocksdb.location import library_in_use, load_library
 from statebackend.backends.rocksdb.settings import Settings
-from statebackend.errors import BackendUnavailableError, StateBackendError
+from statebackend.errors import StateBackendError
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.state import StateBackend
 
@@ -60,14 +59,14 @@ class RocksDbBackend(StateBackend):
     @classmethod
     def unavailable_reason(cls) -> str | None:
         try:
-            _find()
+            library_in_use()
         except StateBackendError as error:
             return f"{error.message}{f' ({error.detail})' if error.detail else ''}"
         return None
 
     @classmethod
     def native_library(cls) -> dict[str, str | None] | None:
-        return _find()
+        return library_in_use()
 
     def create_keyed_backend(self, key_type: Any, **options: Any) -> RocksDbKeyedBackend:
         load_library()
@@ -82,33 +81,3 @@ class RocksDbBackend(StateBackend):
 
     def __repr__(self) -> str:
         return f"RocksDbBackend({self.settings.shown()})"
-
-
-def _binding() -> Any:
-    """The module that binds the library."""
-    try:
-        importlib.import_module("statebackend._core.rocksdb.overlay.store")
-        return importlib.import_module("statebackend._core.rocksdb.binding.library")
-    except ImportError as error:
-        raise BackendUnavailableError(
-            f"its extension is not built ({error}); build it with 'python setup.py build_ext --inplace'",
-            code="BACKEND_UNAVAILABLE.IMPORT",
-        ) from error
-
-
-def _find() -> dict[str, str | None]:
-    """Find the library, or the one that is loaded; it is not loaded here, so that the process may still fork."""
-    binding = _binding()
-    path = binding.loaded_path()
-    if path is not None:
-        return {"name": "RocksDB", "version": binding.version(), "path": path, "origin": "this process"}
-    binding.check_no_other_copy()
-    found = find_library()
-    return {"name": "RocksDB", "version": found.version, "path": found.path, "origin": found.origin}
-
-
-def load_library() -> None:
-    """Load RocksDB, once for the process."""
-    binding = _binding()
-    if binding.loaded_path() is None:
-        binding.load(find_library().path)

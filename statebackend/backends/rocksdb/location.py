@@ -1,4 +1,4 @@
-"""Finds a library of RocksDB without starting a JVM.
+"""Finds a library of RocksDB without starting a JVM, and loads it.
 
 In this order, and the first that is there is used or refused, never passed over:
 
@@ -33,7 +33,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from statebackend.errors import BackendUnavailableError
 
@@ -76,6 +76,36 @@ def find_library() -> Location:
         detail=f"looked at {', '.join(looked_at)}",
         hint=_ANY_OTHER,
     )
+
+
+def _binding() -> Any:
+    """The module that binds the library."""
+    try:
+        importlib.import_module("statebackend._core.rocksdb.overlay.store")
+        return importlib.import_module("statebackend._core.rocksdb.binding.library")
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"its extension is not built ({error}); build it with 'python setup.py build_ext --inplace'",
+            code="BACKEND_UNAVAILABLE.IMPORT",
+        ) from error
+
+
+def library_in_use() -> dict[str, str | None]:
+    """Find the library, or the one that is loaded; it is not loaded here, so that the process may still fork."""
+    binding = _binding()
+    path = binding.loaded_path()
+    if path is not None:
+        return {"name": "RocksDB", "version": binding.version(), "path": path, "origin": "this process"}
+    binding.check_no_other_copy()
+    found = find_library()
+    return {"name": "RocksDB", "version": found.version, "path": found.path, "origin": found.origin}
+
+
+def load_library() -> None:
+    """Load RocksDB, once for the process."""
+    binding = _binding()
+    if binding.loaded_path() is None:
+        binding.load(find_library().path)
 
 
 # ------------------------------------------------------------------------------------------------ the jar

@@ -13,7 +13,7 @@ import numpy as np
 
 from statebackend._core.rocksdb.overlay.composite_keys import group_prefix
 from statebackend._core.rocksdb.overlay.walks import Walk
-from statebackend.backends.rocksdb.backend import load_library
+from statebackend.backends.rocksdb.location import load_library
 from statebackend.backends.rocksdb.native_families import HeldTable, NativeFamily, stored_state
 from statebackend.backends.rocksdb.native_snapshot import NativeSnapshot
 from statebackend.backends.rocksdb.scratch import Scratch
