@@ -363,6 +363,7 @@ class CheckpointStore(CheckpointReader):
         store must be opened again to learn whether the checkpoint is there. Any other error: it is not there.
         """
         with self._lock:
+            # 1. Describe the checkpoint.
             epoch = self._writer.epoch
             taken = snapshots_of(snapshots)
             if now is None:
@@ -382,11 +383,22 @@ class CheckpointStore(CheckpointReader):
                 {name: tuple(each) for name, each in (outputs or {}).items()},
                 written=int(1000 * time.time()),
             )
+            # 2. Check that it follows the newest one, and that its files are there.
             self._check_order(checkpoint_id)
             self._check_files(manifest)
+            # 3. Write the parts of the manifest that the newest one does not share.
             manifest, made = self._parts.written(manifest, self._newest)
+            # 4. Append the entry: the checkpoint exists once this returns, and older ones are dropped.
             dropped = self._append_commit(manifest, made)
-            self._after_commit(manifest, dropped)
+            # 5. Tell its snapshots, and remove files. Whatever goes wrong from here on is put off, not raised.
+            self._settle(manifest)
+            self._removal.note(dropped)
+            try:
+                self._removal.remove()
+            except Fenced:
+                self._writer.fenced()
+            except OSError as error:
+                _log.warning("old checkpoints stay until the next commit: %s", error)
             return Checkpoint(self._files, self._writer.metadata, manifest, encryption=self._encryption)
 
     def _check_order(self, checkpoint_id: int) -> None:
@@ -462,7 +474,8 @@ class CheckpointStore(CheckpointReader):
                     hint="it is not committed; abort it and take the snapshot again",
                 )
 
-    def _after_commit(self, manifest: Manifest, dropped: Iterable[Key]) -> None:
+    def _settle(self, manifest: Manifest) -> None:
+        """Note a commit here and in the writers of its snapshots, which give up the files that it names."""
         self._note(Key(manifest.checkpoint_id, manifest.name), manifest, time.time())
         self._parts.keep_only(manifest)
         names = set(manifest.all_files)
@@ -476,14 +489,6 @@ class CheckpointStore(CheckpointReader):
             if (settled or past) and is_whole:
                 del self._in_flight[writer]
         self._lent = {each: lent for each, lent in self._lent.items() if each > manifest.checkpoint_id}
-        # A commit has happened: whatever goes wrong from here on is put off, not raised.
-        self._removal.note(dropped)
-        try:
-            self._removal.remove()
-        except Fenced:
-            self._writer.fenced()
-        except OSError as error:
-            _log.warning("old checkpoints stay until the next commit: %s", error)
 
     def abort(self, checkpoint_id: int) -> None:
         """Give up a checkpoint that is not committed: the files of its snapshots in this process are removed."""
