@@ -1,4 +1,4 @@
-"""The factory of the reference backend and its keyed backend.
+"""The factory of the reference backend, its keyed backend and its timers.
 
 >>> ReferenceBackend().create_keyed_backend("bigint", max_parallelism=2)
 <ReferenceKeyedBackend of LONG, KeyGroupRange(0, 1), 0 states>
@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 
 from statebackend.backends.reference.base import ReferenceState
-from statebackend.backends.reference.maps import ReferenceMapState
 from statebackend.backends.reference.snapshots import (
     HeldStates,
     ReferencePoints,
@@ -24,15 +23,24 @@ from statebackend.backends.reference.states import (
     ReferenceAggregatingState,
     ReferenceFoldingState,
     ReferenceListState,
+    ReferenceMapState,
     ReferenceReducingState,
     ReferenceValueState,
 )
-from statebackend.backends.reference.table import Journal, Place
-from statebackend.backends.reference.timer_sets import ReferenceTimers
+from statebackend.backends.reference.table import Journal, NestedTable, Place
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import CheckpointedKeyedBackend, ExpiredAt
 from statebackend.operator_state import OperatorStateBackend
-from statebackend.state import StateBackend, StateDescriptor, checked_budget
+from statebackend.state import (
+    DOMAINS,
+    StateBackend,
+    StateDescriptor,
+    TimerRow,
+    Timers,
+    checked_budget,
+    checked_domain,
+    checked_time,
+)
 
 _HANDLES: dict[str, type[ReferenceState[Any]]] = {
     "value": ReferenceValueState,
@@ -251,3 +259,80 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
         self._timers = ReferenceTimers(self)
         for state in self._states.values():
             state.table = type(state.table)(self.journal)
+
+
+class ReferenceTimers(Timers):
+    """One table per domain; it stores a frozenset of times, never empty, for a key and namespace.
+
+    Every search scans them all.
+
+    >>> keyed = ReferenceBackend().create_keyed_backend(int)
+    >>> keyed.set_current_key(1)
+    >>> keyed.timers.register(30); keyed.timers.register(10)
+    >>> keyed.timers.pending()
+    [10, 30]
+    """
+
+    def __init__(self, backend: ReferenceKeyedBackend) -> None:
+        super().__init__(backend)
+        self._tables = {domain: NestedTable(backend.journal) for domain in DOMAINS}
+        self._fired = 0
+
+    def _register(self, timestamp: int, domain: str) -> None:
+        at, table = self._backend.place(), self._tables[domain]
+        table.put(at, (table.get(at) or frozenset()) | {timestamp})
+
+    def delete(self, timestamp: int, domain: str = "event") -> None:
+        timestamp, table = checked_time(timestamp), self._tables[checked_domain(domain)]
+        at = self._backend.place()
+        left = (table.get(at) or frozenset()) - {timestamp}
+        if left:
+            table.put(at, left)
+        else:
+            table.remove(at)
+
+    def pending(self, domain: str = "event") -> list[int]:
+        return sorted(self._tables[checked_domain(domain)].get(self._backend.place()) or ())
+
+    def tables(self) -> dict[str, NestedTable]:
+        """The table of each domain; it stores frozensets of times."""
+        return self._tables
+
+    def _take_due(self, now: int, domain: str) -> int | None:
+        first = min(
+            (
+                (timestamp, at.key, at.namespace)
+                for at, times in self._tables[domain]
+                for timestamp in times
+                if timestamp <= now
+            ),
+            default=None,
+        )
+        if first is None:
+            return None
+        timestamp, key, namespace = first
+        self._backend.enter(key, namespace)
+        self.delete(timestamp, domain)
+        self._fired += 1
+        return timestamp
+
+    def next_due(self, domain: str = "event") -> int | None:
+        self._backend._check_open()
+        return min((min(times) for _, times in self._tables[checked_domain(domain)]), default=None)
+
+    def count(self, domain: str = "event") -> int:
+        self._backend._check_open()
+        return sum(len(times) for _, times in self._tables[checked_domain(domain)])
+
+    @property
+    def fired(self) -> int:
+        return self._fired
+
+    def _all_rows(self, first_group: int, last_group: int) -> Iterable[TimerRow]:
+        return [
+            TimerRow(domain, at.group, at.key, at.namespace, timestamp)
+            for domain, table in self._tables.items()
+            for at, times in table
+            for timestamp in times
+            if first_group <= at.group <= last_group
+        ]
