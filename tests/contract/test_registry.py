@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import statebackend as sb
-from statebackend.backends import registry
+from statebackend import backends
 
 REFERENCE = "statebackend.backends.reference:ReferenceBackend"
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(backends, "_registered", {})
 
 
 def test_the_reference_backend_is_always_there() -> None:

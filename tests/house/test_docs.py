@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 from house_tools import ROOT, compiled_modules, python_modules
 
-from statebackend.backends import registry
+from statebackend import backends
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```[ \t]*$", re.M | re.S)
@@ -83,7 +83,7 @@ def run_session(block: Block, name: str, namespace: dict[str, object]) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "_registered", {})  # what a page registers is gone after it
+    monkeypatch.setattr(backends, "_registered", {})  # what a page registers is gone after it
     run_page(page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix())
 
 

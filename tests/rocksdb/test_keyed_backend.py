@@ -18,7 +18,7 @@ from processes import run
 import statebackend as sb
 from statebackend.backends import create_backend
 from statebackend.backends.rocksdb import RocksDbBackend
-from statebackend.backends.rocksdb.options import PREDEFINED
+from statebackend.backends.rocksdb.settings import PREDEFINED
 from statebackend.checkpoint.keyed import ExpiredAt
 from statebackend.errors import ClosedError
 from statebackend.state import (

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from rocks import CommittedClock, Database, ExpiryRules, MemoryBudget, Options, open_database
 
-from statebackend.backends.rocksdb.options import (
+from statebackend.backends.rocksdb.settings import (
     COMPRESSIONS,
     PREDEFINED,
     column_family_settings,
-    database_settings,
     predefined,
 )
 from statebackend.errors import UsageError
@@ -40,7 +39,7 @@ def test_flinks_options_arrive(tmp_path: Path, name: str) -> None:
         block_size=chosen.block_size,
         bloom_bits=chosen.bloom_bits,
     )
-    with Database(tmp_path, Options(database_settings(chosen), threads=chosen.threads), {"a": family}):
+    with Database(tmp_path, Options(dict(chosen.database), threads=chosen.threads), {"a": family}):
         text = written(tmp_path)
     assert setting(text, "stats_dump_period_sec") == "0"
     assert setting(text, "info_log_level") == "HEADER_LEVEL"
@@ -125,5 +124,3 @@ def test_rules_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(UsageError, match="no compression"):
         column_family_settings(predefined("DEFAULT"), compression="best")
-    with pytest.raises(UsageError, match="number of seconds"):
-        column_family_settings(predefined("DEFAULT"), periodic_compaction_seconds=-1)

@@ -38,8 +38,7 @@ from typing import TYPE_CHECKING
 from statebackend._core.rocksdb.binding.callbacks import CommittedClock, ExpiryRules
 from statebackend._core.rocksdb.binding.database import ColumnFamily, Database, families_in
 from statebackend._core.rocksdb.binding.options import MemoryBudget, Options
-from statebackend.backends.rocksdb.options import column_family_settings, database_settings, predefined
-from statebackend.backends.rocksdb.settings import Settings
+from statebackend.backends.rocksdb.settings import Settings, column_family_settings, predefined
 from statebackend.errors import CorruptCheckpointError, StoreError
 
 if TYPE_CHECKING:
@@ -253,7 +252,7 @@ class Scratch:
     ) -> Options:
         chosen = predefined(self._settings.predefined)
         settings = {
-            **database_settings(chosen),
+            **chosen.database,
             **_open_files(),
             "avoid_flush_during_shutdown": True,
             **_IN_ORDER,
