@@ -8,6 +8,14 @@ False
 """
 
 from statebackend.keys import key_groups
+from statebackend.keys.columns import (
+    AssignedWindows,
+    Columnar,
+    TimeColumn,
+    as_columnar,
+    time_column,
+    without_dictionary,
+)
 from statebackend.keys.encoders import KeyEncoder, key_encoder
 from statebackend.keys.key_batches import (
     byte_runs_of,
@@ -21,7 +29,6 @@ from statebackend.keys.key_batches import (
     runs_of_list,
     take_rows,
 )
-from statebackend.keys.key_columns import Columnar, as_columnar, without_dictionary
 from statebackend.keys.key_groups import MAX_PARALLELISM, KeyGroupRange, key_group_of, range_for, spark_hash
 from statebackend.keys.namespaces import (
     ALL_NAMESPACES,
@@ -34,7 +41,6 @@ from statebackend.keys.namespaces import (
     namespace_column,
     readable_namespaces,
 )
-from statebackend.keys.window_columns import AssignedWindows, TimeColumn, time_column
 
 __all__ = [
     "ALL_NAMESPACES",

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
 from statebackend.keys import key_batches
-from statebackend.keys.key_columns import ByteRuns, as_columnar, encode_each, without_views
+from statebackend.keys.columns import ByteRuns, as_columnar, encode_each, without_views
 from statebackend.keys.key_groups import key_group_of, spark_hash
 from statebackend.types import (
     DecimalType,

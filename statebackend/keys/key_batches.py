@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend.errors import SerializationError
-from statebackend.keys.key_columns import ByteRuns, Bytes, Columnar, Int64s
+from statebackend.keys.columns import ByteRuns, Bytes, Columnar, Int64s
 from statebackend.types import DecimalType, Type
 
 _INTEGERS = {"LONG": np.int64, "INT": np.int32, "SHORT": np.int16, "BYTE": np.int8}
