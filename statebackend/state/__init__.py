@@ -16,7 +16,15 @@ backend, and works on the backend's current key and namespace.
 """
 
 from statebackend.state import clocks
-from statebackend.state.aggregates import AGGREGATE_NAMES, AggregateFunction, NamedAggregate, named_aggregate
+from statebackend.state.aggregates import (
+    AGGREGATE_NAMES,
+    REDUCTION_NAMES,
+    AggregateFunction,
+    NamedAggregate,
+    Reduction,
+    named_aggregate,
+    named_reduction,
+)
 from statebackend.state.base import (
     NO_TIME,
     BaseKeyedStateBackend,
@@ -48,7 +56,6 @@ from statebackend.state.handles import (
 )
 from statebackend.state.interface import KeyedStateBackend, StateBackend, Watermarks, overrides
 from statebackend.state.marks import Mark, MarkStack
-from statebackend.state.reductions import REDUCTION_NAMES, Reduction, named_reduction
 from statebackend.state.timers import (
     DOMAINS,
     RESERVED,

@@ -13,8 +13,13 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from statebackend.errors import SerializationError, StateMigrationError, UsageError
-from statebackend.state.aggregates import AggregateFunction, NamedAggregate, named_aggregate
-from statebackend.state.reductions import Reduction, named_reduction
+from statebackend.state.aggregates import (
+    AggregateFunction,
+    NamedAggregate,
+    Reduction,
+    named_aggregate,
+    named_reduction,
+)
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.types import ACC, IN, OUT, A, K, Notation, Subscriptable, T, Type, V, of
 from statebackend.types.serializers import serializer_for
