@@ -17,7 +17,7 @@ from contextlib import suppress
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.interface import Fenced, at_once, storing
 from statebackend.checkpoint.files.layout import entry_name, parse_entry_name
-from statebackend.checkpoint.store.log import Key, LogState, read_entry
+from statebackend.checkpoint.store.log import Key, read_entry
 from statebackend.checkpoint.store.log_writer import LogWriter
 from statebackend.checkpoint.store.pins import held_by_pins
 from statebackend.errors import CorruptCheckpointError
@@ -30,9 +30,17 @@ _FEWEST = 2
 
 
 class Retention:
-    """The checkpoints of a store, the files that each names, and the files that dropped ones have left behind."""
+    """The checkpoints of a store, the files that each names, and the files that dropped ones have left behind.
 
-    def __init__(self) -> None:
+    It removes for the writer of the store; ``built_on`` tells what snapshots in flight may build on.
+    """
+
+    def __init__(
+        self, files: StoreFiles, writer: LogWriter, built_on: Callable[[], Iterable[Collection[str]]]
+    ) -> None:
+        self._files = files
+        self._writer = writer
+        self._built_on = built_on
         self._named: dict[Key, frozenset[str] | None] = {}
         #: Those outputs of each that are still kept.
         self._outputs: dict[Key, frozenset[str]] = {}
@@ -41,7 +49,13 @@ class Retention:
         #: How many readable manifests name each file.
         self._uses: Counter[str] = Counter()
         self._unreadable = 0
+        #: Files that no checkpoint names any longer.
         self._waiting: set[str] = set()
+        #: Checkpoints that the log no longer keeps, and whose manifests are still there.
+        self._dropped: list[Key] = []
+        #: Those whose manifests were removed since the newest entry: until another one is durable, a crash may bring
+        #: them back.
+        self._removed: list[Key] = []
 
     def committed(
         self, key: Key, names: Collection[str] | None, at: float = 0.0, outputs: Collection[str] = ()
@@ -82,18 +96,27 @@ class Retention:
         oldest = now - retain.total_seconds()
         return [key for key in ordered[: max(len(ordered) - _FEWEST, 0)] if self._at[key] < oldest]
 
-    def dropped(self, key: Key) -> None:
-        """Note that a checkpoint has been dropped: files that only it named may be removed."""
-        own = self._named.pop(key)
-        self._at.pop(key)
-        self._unreadable -= own is None
-        self._no_longer(own or frozenset())
-        self._no_longer(self._outputs.pop(key))
+    def swept(self, dropped: Iterable[Key]) -> int:
+        """The sequence up to which no manifest of a dropped checkpoint is left, once the next entry is written."""
+        left = [key.sequence for key in (*self._removed, *self._dropped, *dropped)]
+        return min(left, default=self._writer.next_sequence + 1) - 1
 
-    def drop_outputs(self, state: LogState) -> None:
+    def dropped(self, keys: Iterable[Key]) -> None:
+        """Note the checkpoints and outputs that the newest entry, which is durable, keeps no longer."""
+        self._removed = []
+        for key in keys:
+            own = self._named.pop(key)
+            self._at.pop(key)
+            self._unreadable -= own is None
+            self._no_longer(own or frozenset())
+            self._no_longer(self._outputs.pop(key))
+            self._dropped.append(key)
+        self.drop_outputs()
+
+    def drop_outputs(self) -> None:
         """Note the outputs that the log no longer keeps. Idempotent."""
         for key, outputs in self._outputs.items():
-            if not state.has_outputs(key):
+            if not self._writer.state.has_outputs(key):
                 self._outputs[key] = frozenset()
                 self._no_longer(outputs)
 
@@ -104,43 +127,12 @@ class Retention:
                 del self._uses[name]
                 self._waiting.add(name)
 
-    def removable(self, built_on: Iterable[Collection[str]]) -> set[str]:
-        """The files to remove now; ``built_on`` are those that snapshots in flight build on."""
-        if self._unreadable or not self._waiting:
-            # A manifest that cannot be read may name anything.
-            return set()
-        # A file that a remaining manifest names stops waiting: dropping that manifest brings it back here.
-        self._waiting -= {name for name in self._waiting if name in self._uses}
-        return self._waiting.difference(*built_on)
-
-    def removed(self, name: str) -> None:
-        self._waiting.discard(name)
-
-
-class Removal:
-    """Removes for the writer of a store; ``built_on`` tells what snapshots in flight may build on."""
-
-    def __init__(
-        self,
-        files: StoreFiles,
-        writer: LogWriter,
-        retention: Retention,
-        built_on: Callable[[], Iterable[Collection[str]]],
-    ) -> None:
-        self._files = files
-        self._writer = writer
-        self._retention = retention
-        self._built_on = built_on
-        #: Checkpoints that the log no longer keeps, and whose manifests are still there.
-        self._dropped: list[Key] = []
-        #: Those whose manifests were removed since the newest entry: until another one is durable, a crash may bring
-        #: them back.
-        self._removed: list[Key] = []
+    # --- removing ---
 
     def clear_away(self) -> None:
         """Remove what earlier writers have left behind: dropped checkpoints, and files that no checkpoint names."""
         self._dropped = self._dropped_before()
-        named = self._retention.named()
+        named = self.named()
         with storing("removing files that no checkpoint names"):
             try:
                 self.remove()
@@ -169,26 +161,17 @@ class Removal:
                         dropped.append(key)
         return dropped
 
-    def swept(self, dropped: Iterable[Key]) -> int:
-        """The sequence up to which no manifest of a dropped checkpoint is left, once the next entry is written."""
-        left = [key.sequence for key in (*self._removed, *self._dropped, *dropped)]
-        return min(left, default=self._writer.next_sequence + 1) - 1
-
-    def note(self, dropped: Iterable[Key]) -> None:
-        """Note the checkpoints and outputs that the newest entry, which is durable, keeps no longer."""
-        self._removed = []
-        for key in dropped:
-            self._retention.dropped(key)
-            self._dropped.append(key)
-        self._retention.drop_outputs(self._writer.state)
-
     def remove(self) -> None:
         """Remove what the log no longer keeps. Cut off anywhere, it can be repeated, by the next opening, too."""
         epoch = self._writer.epoch
         while self._dropped:
             self._files.retire([self._dropped[0].name], epoch)
             self._removed.append(self._dropped.pop(0))
-        waiting = sorted(self._retention.removable(self._built_on()))
+        if self._unreadable or not self._waiting:  # a manifest that cannot be read may name anything
+            return
+        # A file that a remaining manifest names stops waiting: dropping that manifest brings it back here.
+        self._waiting -= {name for name in self._waiting if name in self._uses}
+        waiting = sorted(self._waiting.difference(*self._built_on()))
         if not waiting:
             return
         is_held = held_by_pins(self._files, time.time())
@@ -202,5 +185,4 @@ class Removal:
             # Those that are held are tried again after the next commit.
             at_once(retire, [name for name in waiting if not is_held(name)])
         finally:
-            for name in removed:
-                self._retention.removed(name)
+            self._waiting.difference_update(removed)

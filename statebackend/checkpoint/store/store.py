@@ -42,7 +42,7 @@ from statebackend.checkpoint.store.log_writer import LogWriter, conflict
 from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile, snapshots_of
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
-from statebackend.checkpoint.store.retention import Removal, Retain, Retention
+from statebackend.checkpoint.store.retention import Retain, Retention
 from statebackend.checkpoint.store.sealed import Malformed, integer
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError
 
@@ -102,8 +102,7 @@ class CheckpointStore(CheckpointReader):
         self.max_clock_jump = _milliseconds(max_clock_jump)
         self._lock = threading.RLock()
         self._writer = LogWriter(self._files)
-        self._retention = Retention()
-        self._removal = Removal(self._files, self._writer, self._retention, self._built_on)
+        self._retention = Retention(self._files, self._writer, self._built_on)
         #: The newest checkpoint that this writer has committed or found; None if it cannot be read.
         self._newest: Manifest | None = None
         #: The encryption of data files, once the store is open for writing.
@@ -264,8 +263,7 @@ class CheckpointStore(CheckpointReader):
 
     def _begin(self) -> None:
         self._encryption = self._agreed(self._writer.metadata)
-        self._retention, self._newest = Retention(), None
-        self._removal = Removal(self._files, self._writer, self._retention, self._built_on)
+        self._retention, self._newest = Retention(self._files, self._writer, self._built_on), None
         self._in_flight, self._lent = {}, {}
         for key in self._writer.state.kept:
             try:
@@ -278,8 +276,8 @@ class CheckpointStore(CheckpointReader):
                 raise self._overtaken() from error
             else:
                 self._note(key, manifest, self._committed_at(key, manifest))
-        self._retention.drop_outputs(self._writer.state)
-        self._removal.clear_away()
+        self._retention.drop_outputs()
+        self._retention.clear_away()
         if not self._writer.holds():
             raise self._overtaken()
 
@@ -392,9 +390,9 @@ class CheckpointStore(CheckpointReader):
             dropped = self._append_commit(manifest, made)
             # 5. Tell its snapshots, and remove files. Whatever goes wrong from here on is put off, not raised.
             self._settle(manifest)
-            self._removal.note(dropped)
+            self._retention.dropped(dropped)
             try:
-                self._removal.remove()
+                self._retention.remove()
             except Fenced:
                 self._writer.fenced()
             except OSError as error:
@@ -420,7 +418,7 @@ class CheckpointStore(CheckpointReader):
         """Append the entry of a commit; return the checkpoints that it drops. ``parts`` are new files."""
         key = Key(manifest.checkpoint_id, manifest.name)
         dropped = self._retention.excess(self._retain, time.time(), key)
-        state = self._writer.state.committed(key, dropped, self._removal.swept(dropped))
+        state = self._writer.state.committed(key, dropped, self._retention.swept(dropped))
         try:
             self._writer.append(
                 "commit",
@@ -628,14 +626,14 @@ class CheckpointStore(CheckpointReader):
         """Append a record of a change other than a commit, and remove the checkpoints that it drops."""
         dropped = [key for key in self._writer.state.kept if not state.keeps(key)]
         record = Record(kind, self._writer.epoch, entry_name(self._writer.next_sequence), **what)
-        state = dataclasses.replace(state, swept=self._removal.swept(dropped))
+        state = dataclasses.replace(state, swept=self._retention.swept(dropped))
         self._writer.append(kind, state, record=record, doing=f"writing a {kind}")
         if self._newest is not None and any(key.name == self._newest.name for key in dropped):
             self._newest = None
-        self._removal.note(dropped)
+        self._retention.dropped(dropped)
         try:
             with storing("removing dropped checkpoints"):
-                self._removal.remove()
+                self._retention.remove()
         except Fenced:
             raise self._writer.fenced() from None
 
@@ -651,7 +649,7 @@ class CheckpointStore(CheckpointReader):
                 for writer in list(self._in_flight):
                     writer.abort()
                 try:
-                    self._removal.remove()
+                    self._retention.remove()
                 except (OSError, Fenced) as error:
                     _log.warning("old files stay until the store is next opened: %s", error)
             self._writer.close()
