@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from statebackend.checkpoint import DataWriter, StoredFile
 from statebackend.checkpoint.files.interface import Buffer, FileSink, StoreFiles
-from statebackend.checkpoint.keyed.native_files import NATIVE
+from statebackend.checkpoint.keyed.rows import NATIVE
 from statebackend.checkpoint.store.sealed import crc32c
 from statebackend.cluster.staging import is_alive
 

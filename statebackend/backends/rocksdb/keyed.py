@@ -23,9 +23,7 @@ from statebackend._core.rocksdb.overlay.ordered_reads import read_many
 from statebackend._core.rocksdb.overlay.store import Store, Table
 from statebackend.backends.rocksdb.changes import Changes, Segment
 from statebackend.backends.rocksdb.figures import figures_of_database, figures_of_state
-from statebackend.backends.rocksdb.lists import RocksDbListState
 from statebackend.backends.rocksdb.load_rows import load
-from statebackend.backends.rocksdb.maps import RocksDbMapState
 from statebackend.backends.rocksdb.native_base import NativeBase, NativeStates, can_be_native
 from statebackend.backends.rocksdb.native_families import BY_TIME
 from statebackend.backends.rocksdb.native_rows import open_native_rows
@@ -39,6 +37,7 @@ from statebackend.backends.rocksdb.single import (
     RocksDbValueState,
 )
 from statebackend.backends.rocksdb.snapshots import RocksDbChanges, RocksDbPoints, RocksDbView
+from statebackend.backends.rocksdb.states import RocksDbListState, RocksDbMapState
 from statebackend.backends.rocksdb.timers import RocksDbTimers
 from statebackend.backends.rocksdb.vectorised import chosen_rows
 from statebackend.backends.rocksdb.written_states import WrittenState
@@ -46,8 +45,8 @@ from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, Sna
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import ExpiredAt, Source
 from statebackend.checkpoint.keyed.compiled_backend import CompiledKeyedBackend
-from statebackend.checkpoint.keyed.native_files import NativeRows, has_native
 from statebackend.checkpoint.keyed.restored_states import RestoredState
+from statebackend.checkpoint.keyed.rows import NativeRows, has_native
 from statebackend.keys import KeyGroupRange
 from statebackend.state import (
     NO_TIME,

@@ -39,9 +39,8 @@ from statebackend.checkpoint.files.interface import storing
 from statebackend.checkpoint.format import Section
 from statebackend.checkpoint.keyed import Source, StateDescription
 from statebackend.checkpoint.keyed.description import StateDescriptions
-from statebackend.checkpoint.keyed.native_files import NATIVE, NativeRows
 from statebackend.checkpoint.keyed.restored_states import RestoredStates
-from statebackend.checkpoint.keyed.rows import phases
+from statebackend.checkpoint.keyed.rows import NATIVE, NativeRows, phases
 from statebackend.state import timer_state
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from statebackend.checkpoint import Checkpoint, StateSnapshot
 from statebackend.checkpoint.format import GroupedBatch
 from statebackend.checkpoint.keyed import StateDescription
 from statebackend.checkpoint.keyed import compiled_backend as compiled
-from statebackend.checkpoint.keyed.native_files import NativeRows
+from statebackend.checkpoint.keyed.rows import NativeRows
 from statebackend.errors import BackendUnavailableError
 from statebackend.keys import KeyEncoder, KeyGroupRange, key_encoder
 from statebackend.types import Type

@@ -13,8 +13,8 @@ from statebackend.backends.rocksdb.native_families import FAMILIES, NativeFamily
 from statebackend.checkpoint import Checkpoint, StateSnapshot, StoredFile
 from statebackend.checkpoint.files.interface import storing
 from statebackend.checkpoint.keyed import StateDescription
-from statebackend.checkpoint.keyed.native_files import NATIVE, has_native
 from statebackend.checkpoint.keyed.restored_states import check_use, keyed_snapshots
+from statebackend.checkpoint.keyed.rows import NATIVE, has_native
 from statebackend.checkpoint.store.sealed import crc32c
 from statebackend.errors import CorruptCheckpointError
 from statebackend.keys import KeyGroupRange

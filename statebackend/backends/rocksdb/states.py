@@ -1,24 +1,53 @@
-"""The shared part of the handles: how they are set up, what cleanup asks, and iterations that notice changes."""
+"""The shared part of all handles, and those of lists and maps; those of single values are in `single.py`.
+
+Elements of a list are one behind the other in one value: appending merges, and reads nothing. Each entry of a map is a
+row of its own, so that none is read or written for the sake of another; entries come in the order of their encoded
+keys: numbers as numbers, texts as their bytes.
+
+>>> from statebackend.backends.rocksdb import RocksDbBackend
+>>> from statebackend.state import ListStateDescriptor, MapStateDescriptor
+>>> keyed = RocksDbBackend().create_keyed_backend(int)
+>>> tags = keyed.get_list_state(ListStateDescriptor("tags", str))
+>>> seen = keyed.get_map_state(MapStateDescriptor("seen", int, str))
+>>> keyed.set_current_key(1)
+>>> tags.update(["a", "b"]); tags.add("c")
+>>> tags.get()
+['a', 'b', 'c']
+>>> seen.put_all({7: "seven", -1: "minus one"})
+>>> list(seen.items())
+[(-1, 'minus one'), (7, 'seven')]
+>>> keyed.close()
+"""
 
 from __future__ import annotations
 
 import struct
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from statebackend._core.codecs.value_bytes import ValueBytes
 from statebackend._core.rocksdb.binding.callbacks import ExpiryRules
+from statebackend._core.rocksdb.handles.list_handle import ListHandle
+from statebackend._core.rocksdb.handles.map_handle import MapHandle
+from statebackend._core.rocksdb.handles.value_layouts import join_elements, split_elements
 from statebackend._core.rocksdb.overlay.store import Store, Table
-from statebackend.columns.codec_choice import value_bytes
-from statebackend.state import KeyedState, StateTtlConfig, WatchedIterator, expired
+from statebackend.backends.rocksdb.vectorised import RocksDbListColumns, RocksDbMapColumns
+from statebackend.columns.codec_choice import key_codec, value_bytes
+from statebackend.errors import SerializationTypeError
+from statebackend.state import KeyedState, StateTtlConfig, WatchedIterator, elements_of, expired
 from statebackend.types import Type
+from statebackend.types.serializers import serializer_for
 
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
 #: In front of each value of a state with a time to live.
 STAMP = struct.Struct("<q")
+#: In front of the value of an entry of a map that is not None, behind its timestamp.
+PRESENT = b"\0"
+#: Entries of a map that an iteration reads ahead.
+_AHEAD = 256
 
 
 class RocksDbState(KeyedState):
@@ -136,3 +165,143 @@ class RocksDbState(KeyedState):
         self._watches.add(watch)
         self._is_watched_from_now_on()  # type: ignore[attr-defined]
         return watch
+
+
+class RocksDbListState(ListHandle, RocksDbListColumns, RocksDbState):
+    """A list. No bytes are no list: the filter leaves them when it has dropped all elements in a merge."""
+
+    def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
+        width = serializer_for(descriptor.element_type).fixed_width
+        self.layout = "fixed_list" if width else "variable_list"
+        self._element_bytes = (width or 0) + (8 if descriptor.ttl_config is not None else 0)
+        RocksDbState.__init__(self, backend, descriptor, descriptor.element_type)
+
+    def element_bytes(self, descriptor: Any) -> int:
+        return self._element_bytes if self.layout == "fixed_list" else 0
+
+    # --- what is stored ---
+
+    def _elements(self, stored: bytes) -> tuple[list[bytes], list[int]]:
+        return split_elements(stored, self.codec.width, self.is_stamped)
+
+    def joined(self, data: list[bytes], stamp: int | None = None) -> bytes:
+        """Elements as they are stored, all with one timestamp: the time, if none is given."""
+        if self.ttl is None:
+            return join_elements(data, self.codec.width)
+        return join_elements(data, self.codec.width, self.now() if stamp is None else stamp)
+
+    def _any_unexpired(self, stored: bytes, now: int) -> bool:
+        assert self.ttl is not None
+        return any(not expired(stamp, self.ttl, now) for stamp in self._elements(stored)[1])
+
+    def is_there(self, stored: bytes | None) -> bool:
+        return bool(stored)
+
+    def is_alive(self, stored: bytes) -> bool:
+        return bool(stored) and (self.ttl is None or self._any_unexpired(stored, self.now()))
+
+    def stamps_of(self, stored: bytes) -> list[int]:
+        return self._elements(stored)[1]
+
+    def without_expired(self, stored: bytes, now: int) -> bytes | None:
+        assert self.ttl is not None
+        data, stamps = self._elements(stored)
+        left = [each for each in zip(data, stamps, strict=True) if not expired(each[1], self.ttl, now)]
+        if len(left) == len(data):
+            return stored or None
+        return b"".join(self.joined([each], stamp) for each, stamp in left) or None
+
+    # --- for the compiled half ---
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.watched(self._store.place_here, iter(self.get()))
+
+    def _elements_of(self, values: Any) -> list[Any]:
+        """The elements that a call was given, as a new list."""
+        return elements_of(values, self.descriptor.element_type, f"state {self.descriptor.name!r}")
+
+    def merged(self, a: bytes, b: bytes) -> bytes:
+        return a + b
+
+
+class RocksDbMapState(MapHandle, RocksDbMapColumns, RocksDbState):
+    """A map."""
+
+    layout = "map_entry"
+
+    def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
+        RocksDbState.__init__(self, backend, descriptor, descriptor.value_type)
+        self._take_keys(key_codec(descriptor.key_type))
+
+    def put_all(self, entries: Mapping[Any, Any]) -> None:
+        self._store.place_here  # noqa: B018 - raises if no key is set
+        if not isinstance(entries, Mapping):
+            raise SerializationTypeError(
+                f"a {type(entries).__name__} is not a mapping of entries",
+                code="SERIALIZATION.NULL" if entries is None else None,
+                detail=f"state {self.descriptor.name!r}",
+                hint="give a dict",
+            )
+        rows = self._entries_of(entries)
+        with self._backend.together():
+            self._put_entries(rows)
+
+    # --- the whole map ---
+
+    def exists(self) -> bool:
+        place = self._store.place_here
+        if self.ttl is None or self._shows_expired:
+            return bool(self._store.rows(self.table, place, None, 1))
+        return any(not self.has_expired(stored) for _, stored in self._entries(place))
+
+    def is_empty(self) -> bool:
+        return not self.exists()
+
+    def clear(self) -> None:
+        place = self._store.place_here
+        with self._backend.together():
+            if self.has_drops and self.may_have(self._backend._namespace):
+                self._store.note_cleared(self.table, place)
+            if self._store.delete_all(self.table, place):
+                self.changed(place)
+
+    def _entries(self, place: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Pairs of composite key and what is stored, read a few at a time: a value is as it is when its turn comes.
+
+        Keys must stay as they are meanwhile.
+        """
+        start = None
+        while True:
+            rows = self._store.rows(self.table, place, start, _AHEAD)
+            version = self.table.version
+            for key, stored in rows:
+                if self.table.version == version:
+                    yield key, stored
+                    continue
+                now: bytes | None = self._store.get_at(self.table, key)
+                if now is not None:
+                    yield key, now
+            if len(rows) < _AHEAD:
+                return
+            start = rows[-1][0] + b"\0"
+
+    def keys(self) -> Iterator[Any]:
+        return self._each(lambda key, stored: key)
+
+    def values(self) -> Iterator[Any]:
+        return self._each(lambda key, stored: self._value(stored))
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        return self._each(lambda key, stored: (key, self._value(stored)))
+
+    def _each(self, show: Callable[[Any, bytes], Any]) -> Iterator[Any]:
+        place = self._store.place_here
+        size = len(place)
+
+        def steps() -> Iterator[Any]:
+            for key, found in self._entries(place):
+                stored = self._seen(key, found)
+                if stored is not None:
+                    yield show(self._map_key(key, size), stored)
+
+        return self.watched(place, steps())

@@ -42,8 +42,8 @@ from statebackend._core.rocksdb.overlay.composite_keys import (
 )
 from statebackend._core.rocksdb.overlay.store import Store, Table
 from statebackend.backends.rocksdb.load_rows import Gathered, apply, composed_keys
-from statebackend.backends.rocksdb.maps import PRESENT
 from statebackend.backends.rocksdb.native_families import BY_TIME
+from statebackend.backends.rocksdb.states import PRESENT
 from statebackend.backends.rocksdb.written_states import Runs
 from statebackend.checkpoint.format import GroupedBatch, Op
 from statebackend.checkpoint.keyed.rows import phases

@@ -17,7 +17,6 @@ import pyarrow as pa
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed.chain import Point, Points
 from statebackend.checkpoint.keyed.description import StateDescriptions
-from statebackend.checkpoint.keyed.native_files import NativeRows, open_native_rows
 from statebackend.checkpoint.keyed.restored_states import (
     RestoredState,
     RestoredStates,
@@ -26,7 +25,7 @@ from statebackend.checkpoint.keyed.restored_states import (
     read_checkpoint,
     timer_rows,
 )
-from statebackend.checkpoint.keyed.rows import ExpiredAt, Source, phases
+from statebackend.checkpoint.keyed.rows import ExpiredAt, NativeRows, Source, open_native_rows, phases
 from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savepoint
 from statebackend.checkpoint.keyed.snapshot_log import SnapshotLog, write_snapshot
 from statebackend.checkpoint.store.data_files import DataWriter

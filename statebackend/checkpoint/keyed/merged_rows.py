@@ -36,9 +36,9 @@ from statebackend.checkpoint.format import (
 )
 from statebackend.checkpoint.format.index import COLUMNS
 from statebackend.checkpoint.keyed.chain import KeyedSnapshot
-from statebackend.checkpoint.keyed.native_files import NATIVE
 from statebackend.checkpoint.keyed.rows import (
     GROUP,
+    NATIVE,
     RANK,
     grouped_batches,
     with_key_groups,

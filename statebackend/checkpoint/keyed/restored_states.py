@@ -23,8 +23,16 @@ from statebackend.checkpoint.keyed.description import (
     value_role,
 )
 from statebackend.checkpoint.keyed.merged_rows import applied
-from statebackend.checkpoint.keyed.native_files import NATIVE, NativeRows, OpenNative, open_native_rows
-from statebackend.checkpoint.keyed.rows import GROUP, grouped_batches, phases, with_key_groups
+from statebackend.checkpoint.keyed.rows import (
+    GROUP,
+    NATIVE,
+    NativeRows,
+    OpenNative,
+    grouped_batches,
+    open_native_rows,
+    phases,
+    with_key_groups,
+)
 from statebackend.checkpoint.store.manifest import StateSnapshot, StoredFile
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.errors import CorruptCheckpointError, StateMigrationError, UsageError

@@ -8,20 +8,24 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from statebackend.checkpoint.format import GroupedBatch, Op, Section, write_data_file
 from statebackend.checkpoint.store.data_files import DataWriter
-from statebackend.checkpoint.store.manifest import StoredFile
+from statebackend.checkpoint.store.manifest import StateSnapshot, StoredFile
+from statebackend.checkpoint.store.reader import Checkpoint
+from statebackend.errors import BackendUnavailableError
 from statebackend.keys import KeyGroupRange
 from statebackend.state import StateTtlConfig
+from statebackend.types import Type
 
 if TYPE_CHECKING:
     from statebackend.checkpoint.keyed.restored_states import RestoredState
@@ -196,3 +200,46 @@ def stamp_count(batch: pa.RecordBatch) -> int:
     """Count the timestamps in rows: one for each value and map entry, and one for each element of a list."""
     stamps = batch["timestamp"]
     return len(stamps.flatten()) if pa.types.is_list(stamps.type) else len(stamps)
+
+
+# --- rows in files that a database has made itself: only a database of the same kind can read them. Every other backend
+# reads rows out of them, by a module that lies above this one and is loaded when the first of these files is found ---
+
+#: The kind of such files.
+NATIVE = "sst"
+_READER = "statebackend.backends.rocksdb.native_rows"
+
+
+class NativeRows(NamedTuple):
+    """The rows of a state in such files, as often as they are asked for."""
+
+    read: Callable[[], Iterator[GroupedBatch]]
+    #: True if they are in the backend's own database.
+    is_held: bool = False
+
+
+#: Gives the rows of each state in a snapshot's files that are a database's, for a type of key and some key groups.
+OpenNative: TypeAlias = Callable[[Checkpoint, StateSnapshot, Type, KeyGroupRange], Mapping[str, NativeRows]]
+
+
+def has_native(snapshot: StateSnapshot) -> bool:
+    """Return True if some files of a snapshot are a database's own."""
+    return any(file.kind == NATIVE for file in snapshot.files)
+
+
+def open_native_rows(
+    checkpoint: Checkpoint, snapshot: StateSnapshot, key_type: Type, key_groups: KeyGroupRange
+) -> Mapping[str, NativeRows]:
+    """Read such files as rows, in a separate database that lasts until its last reader is gone."""
+    if not has_native(snapshot):
+        return {}
+    try:
+        reader: Any = importlib.import_module(_READER)
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"the checkpoint has files of RocksDB, and what reads them is not built ({error})",
+            code="BACKEND_UNAVAILABLE.IMPORT",
+            hint="build it with 'python setup.py build_ext --inplace'",
+        ) from error
+    found: Mapping[str, NativeRows] = reader.open_native_rows(checkpoint, snapshot, key_type, key_groups)
+    return found
