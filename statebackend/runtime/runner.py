@@ -1,6 +1,6 @@
 """A job on its store: opens and restores, runs a batch, commits state and output together.
 
-`Commits` decides which batch may come and publishes it, `BatchTime` at what times it runs, and an execution runs it.
+`Runner` decides which batch may come and publishes it, `BatchTime` at what times it runs, and an execution runs it.
 With S the newest committed id, batch S+1 may run. Batch S was committed: it is delivered again, and not run, if its
 rows are those that were committed. Anything else is a gap. An empty store takes batch 0, or the batch given as
 ``first_batch``.
@@ -146,72 +146,153 @@ def _told(identity: Identity | None) -> str:
     return f"{identity.get('rows')} rows, digest {identity.get('digest')}"
 
 
-class Commits:
-    """Decides what may follow the newest checkpoint of a store, and is the only one to write checkpoints into it.
+class Runner:
+    """Runs the batches of one query, and is the only one to write into its store.
 
-    ``stream`` is the engine's own id of what is streamed, and ``location`` where it keeps its place in that.
+    ``query`` names the query that owns the store; ``stream`` is the engine's own id of what is streamed, and
+    ``location`` where it keeps its place in that.
+    ``delivered`` names the outputs that have a sink, with the columns that cut each into files; None: all have, whole.
+    ``target_of`` is given the name of an output, the batch and the incarnation, and says what the batch becomes in the
+    sink of that: the manifest keeps it.
+    ``execution`` makes what runs batches, from what `LocalExecution` takes.
+    ``restore_from`` is a store, a checkpoint or a savepoint that an empty store begins with, at batch ``first_batch``.
+    Any error of a commit closes it, because memory may then differ from what is committed.
     """
 
     def __init__(
         self,
         job: Job,
         store: CheckpointStore,
+        key_type: Type,
         *,
-        first_batch: int | None,
-        on_gap: str,
-        delivered: Mapping[str, Sequence[str]],
-        target_of: Callable[[str, int, str], str] | None,
-        stream: str | None,
-        location: str | None,
+        query: str | None = None,
+        clock: clocks.Clock | None = None,
+        restore_from: Beginning | None = None,
+        first_batch: int | None = None,
+        on_gap: str = "fail",
+        delivered: Mapping[str, Sequence[str]] | None = None,
+        target_of: Callable[[str, int, str], str] | None = None,
+        stream: str | None = None,
+        location: str | None = None,
+        execution: Callable[..., Execution] = LocalExecution,
     ) -> None:
+        check_beginning(restore_from, first_batch, on_gap)
         self._job = job
         self._store = store
-        self._restarts_on_gap = on_gap == "restart_from_empty"
+        self._key_type = key_type
         self._first_batch = first_batch
-        self._delivered = delivered
+        self._restarts_on_gap = on_gap == "restart_from_empty"
+        self._delivered = dict.fromkeys(job.outputs, ()) if delivered is None else delivered
         self._target_of = target_of
         self._stream = stream
         self._location = location
+        self._made_execution = execution
+        self._execution: Execution | None = None
+        self._time = BatchTime(job, clock, store)
         self._newest: Checkpoint | None = None
         #: What the newest checkpoint says of its batch.
         self._origin = Origin()
+        self._open_store(query)
+        try:
+            source = self._opened_newest()
+            if source is None and restore_from is not None:
+                source = source_of(restore_from)
+            self._execution = self._begun(source)
+        except BaseException:
+            self.close()
+            raise
 
-    def open(self, query: str | None, key_type: Type) -> Checkpoint | None:
-        """Open the store for this query alone, and return its newest checkpoint; None if it is empty."""
+    def _open_store(self, query: str | None) -> None:
+        """Open the store for this query alone."""
         try:
             self._store.open_for_writing(
-                query=query, key_type=key_type, max_parallelism=self._job.max_parallelism, refuse_live=True
+                query=query,
+                key_type=self._key_type,
+                max_parallelism=self._job.max_parallelism,
+                refuse_live=True,
             )
         except UsageError as error:
             if error.code == "USAGE.OTHER_QUERY":
                 raise other_query(error, self._store, self._location) from error
             raise
-        try:
-            newest = self._store.latest()
-            if newest is None:
-                return None
+
+    def _opened_newest(self) -> Checkpoint | Savepoint | None:
+        newest = self._store.latest()
+        if newest is not None:
             checkpoint = self._store.open(newest)
             check_key_columns(checkpoint, self._job.columns, self._store.uri)
             self._origin = Origin.of(checkpoint.manifest)
-        except BaseException:
-            self._store.close()
-            raise
-        self._newest = checkpoint
-        return checkpoint
+            self._newest = checkpoint
+        return self._newest
+
+    def _begun(self, source: Checkpoint | Savepoint | None) -> Execution:
+        if self.last_id is None:
+            source = without_dropped(source, self._store.done.dropped_states_of(None), self._store.uri)
+        self._time.begin_with(source)
+        return self._made_execution(
+            self._job,
+            self._key_type,
+            self._store,
+            source=source,
+            delivered=self._delivered,
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """True if it can run a batch."""
+        return self._execution is not None
 
     @property
     def last_id(self) -> int | None:
         """The newest committed batch; None in an empty store."""
         return None if self._newest is None else self._newest.id
 
-    def check_held(self) -> int:
+    def run(self, batch_id: int, incoming: Incoming, watch: Stopwatch) -> Committed:
+        """Run a batch and commit it; or find that it is committed, and let the engine compute it for itself.
+
+        If anything raises before the commit, memory is at the end of the batch before.
+        """
+        if self._execution is None:
+            raise UsageError("the job is closed")
+        if batch_id == self.last_id:
+            return self._replayed(incoming, watch)
+        if not self._follows(batch_id):
+            self._begin_anew(batch_id)
+        planned_at = None if incoming.planned is None else incoming.planned.get("time")
+        assert planned_at is None or isinstance(planned_at, int)
+        begun = self._time.begin(self.last_id, planned_at)
+        outcome = self._execution.run(batch_id, incoming, begun, watch)
+        times = self._time.after(begun, outcome.times)
+        try:
+            committed = self._commit(batch_id, outcome.ran, times, outcome.identity, watch)
+        except BaseException:
+            # Whether it is there may not be known: the next batch looks, and begins from what it finds.
+            self.close()
+            raise
+        self._time.committed = times
+        self._execution.committed(batch_id)
+        return committed
+
+    def still_held(self) -> int:
         """The epoch of this writer; `CommitConflictError` if a newer one has opened the store."""
         self._store.check_held()
         return self._store.epoch
 
+    def _begin_anew(self, batch_id: int) -> None:
+        """Drop every checkpoint, and let this batch come next."""
+        assert self._execution is not None
+        self._execution.close()
+        try:
+            self._store.restart(begins_at=batch_id, first_batch=self._first_batch)
+            self._newest = None
+            self._execution = self._begun(None)
+        except BaseException:
+            self.close()
+            raise
+
     # --- the batch that may come ---
 
-    def follows(self, batch_id: int) -> bool:
+    def _follows(self, batch_id: int) -> bool:
         """Return True if the batch comes next, and False if the job is to begin anew with it; otherwise raise."""
         if batch_id in self._next_ids():
             self._check_stream(batch_id)
@@ -225,11 +306,6 @@ class Commits:
         first = self._first_batch if self.last_id is None else None
         has_acted = self._restarts_on_gap
         raise gap(batch_id, self.last_id, self._store.uri, first_batch=first, has_acted=has_acted)
-
-    def begin_anew(self, batch_id: int) -> None:
-        """Drop every checkpoint, and let this batch come next."""
-        self._store.restart(begins_at=batch_id, first_batch=self._first_batch)
-        self._newest = None
 
     def _next_ids(self) -> set[int]:
         """The ids that the next batch may have."""
@@ -264,7 +340,7 @@ class Commits:
 
     # --- the batch that was committed ---
 
-    def replayed(self, incoming: Incoming, watch: Stopwatch) -> Committed:
+    def _replayed(self, incoming: Incoming, watch: Stopwatch) -> Committed:
         """The newest checkpoint again, if it was made of these rows. Meanwhile the engine computes them for itself."""
         checkpoint = self._newest
         assert checkpoint is not None
@@ -302,7 +378,7 @@ class Commits:
 
     # --- the commit ---
 
-    def commit(
+    def _commit(
         self, batch_id: int, ran: Ran, times: Times, identity: Identity, watch: Stopwatch
     ) -> Committed:
         """Publish what a batch gave. If this raises, the store must be opened again to learn what is committed."""
@@ -337,129 +413,7 @@ class Commits:
         took = round(sum([durations.get(part, 0.0) for part in parts]), 1)
         return Committed(self._newest, {**ran.figures, "commitTimeMs": took}, False, incarnation)
 
-    def close(self) -> None:
-        """Give the store up. Idempotent."""
-        self._store.close()
-
-
-class Runner:
-    """Runs the batches of one query, and is the only one to write into its store.
-
-    ``query`` names the query that owns the store; ``stream`` is the engine's own id of what is streamed, and
-    ``location`` where it keeps its place in that.
-    ``delivered`` names the outputs that have a sink, with the columns that cut each into files; None: all have, whole.
-    ``target_of`` is given the name of an output, the batch and the incarnation, and says what the batch becomes in the
-    sink of that: the manifest keeps it.
-    ``execution`` makes what runs batches, from what `LocalExecution` takes.
-    ``restore_from`` is a store, a checkpoint or a savepoint that an empty store begins with, at batch ``first_batch``.
-    Any error of a commit closes it, because memory may then differ from what is committed.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        store: CheckpointStore,
-        key_type: Type,
-        *,
-        query: str | None = None,
-        clock: clocks.Clock | None = None,
-        restore_from: Beginning | None = None,
-        first_batch: int | None = None,
-        on_gap: str = "fail",
-        delivered: Mapping[str, Sequence[str]] | None = None,
-        target_of: Callable[[str, int, str], str] | None = None,
-        stream: str | None = None,
-        location: str | None = None,
-        execution: Callable[..., Execution] = LocalExecution,
-    ) -> None:
-        check_beginning(restore_from, first_batch, on_gap)
-        self._job = job
-        self._store = store
-        self._key_type = key_type
-        self._delivered = dict.fromkeys(job.outputs, ()) if delivered is None else delivered
-        self._made_execution = execution
-        self._execution: Execution | None = None
-        self._time = BatchTime(job, clock, store)
-        self._commits = Commits(
-            job,
-            store,
-            first_batch=first_batch,
-            on_gap=on_gap,
-            delivered=self._delivered,
-            target_of=target_of,
-            stream=stream,
-            location=location,
-        )
-        source: Checkpoint | Savepoint | None = self._commits.open(query, key_type)
-        try:
-            if source is None and restore_from is not None:
-                source = source_of(restore_from)
-            self._execution = self._begun(source)
-        except BaseException:
-            self.close()
-            raise
-
-    def _begun(self, source: Checkpoint | Savepoint | None) -> Execution:
-        if self.last_id is None:
-            source = without_dropped(source, self._store.done.dropped_states_of(None), self._store.uri)
-        self._time.begin_with(source)
-        return self._made_execution(
-            self._job,
-            self._key_type,
-            self._store,
-            source=source,
-            delivered=self._delivered,
-        )
-
-    @property
-    def is_open(self) -> bool:
-        """True if it can run a batch."""
-        return self._execution is not None
-
-    @property
-    def last_id(self) -> int | None:
-        """The newest committed batch; None in an empty store."""
-        return self._commits.last_id
-
-    def run(self, batch_id: int, incoming: Incoming, watch: Stopwatch) -> Committed:
-        """Run a batch and commit it; or find that it is committed, and let the engine compute it for itself.
-
-        If anything raises before the commit, memory is at the end of the batch before.
-        """
-        if self._execution is None:
-            raise UsageError("the job is closed")
-        if batch_id == self.last_id:
-            return self._commits.replayed(incoming, watch)
-        if not self._commits.follows(batch_id):
-            self._begin_anew(batch_id)
-        planned_at = None if incoming.planned is None else incoming.planned.get("time")
-        assert planned_at is None or isinstance(planned_at, int)
-        begun = self._time.begin(self.last_id, planned_at)
-        outcome = self._execution.run(batch_id, incoming, begun, watch)
-        times = self._time.after(begun, outcome.times)
-        try:
-            committed = self._commits.commit(batch_id, outcome.ran, times, outcome.identity, watch)
-        except BaseException:
-            # Whether it is there may not be known: the next batch looks, and begins from what it finds.
-            self.close()
-            raise
-        self._time.committed = times
-        self._execution.committed(batch_id)
-        return committed
-
-    def still_held(self) -> int:
-        """The epoch of this writer; `CommitConflictError` if a newer one has opened the store."""
-        return self._commits.check_held()
-
-    def _begin_anew(self, batch_id: int) -> None:
-        assert self._execution is not None
-        self._execution.close()
-        try:
-            self._commits.begin_anew(batch_id)
-            self._execution = self._begun(None)
-        except BaseException:
-            self.close()
-            raise
+    # --- the end ---
 
     def close(self) -> None:
         """Close the function, drop state from memory, and give the store up. Idempotent."""
@@ -468,4 +422,4 @@ class Runner:
             if execution is not None:
                 execution.close()
         finally:
-            self._commits.close()
+            self._store.close()
