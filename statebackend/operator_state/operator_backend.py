@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, Snapshot
+from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, Snapshot, StateSnapshot
+from statebackend.checkpoint.store.pending import WritingThreads, tell
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
+from statebackend.checkpoint.store.store import target_for
 from statebackend.errors import ClosedError, StateMigrationError, UsageError, overlapping_call
 from statebackend.operator_state.operator_snapshots import (
-    SnapshotHistory,
+    PART,
+    OperatorSnapshot,
     StateView,
     restored_contents,
     savepoint_contents,
@@ -73,7 +76,9 @@ class OperatorStateBackend:
         self._undeclared = _restored(restore, subtask_index, parallelism)
         #: The time of the restored batch; the backend has no clock of its own.
         self._restored_now = _restored_now(restore)
-        self._snapshots = SnapshotHistory(subtask_index=subtask_index, parallelism=parallelism)
+        #: The newest committed snapshot, and those after it that may still be committed.
+        self._taken: list[OperatorSnapshot] = []
+        self._threads = WritingThreads()
         self._marks = MarkStack("OperatorStateBackend")
         self._closed = self._is_alone = False
 
@@ -219,15 +224,47 @@ class OperatorStateBackend:
         ['a']
         """
         self.check_open()
-        return self._snapshots.take(checkpoint_id, store, self._views(), incremental=incremental)
+        if not isinstance(store, (CheckpointStore, DataWriter)):
+            raise UsageError(f"a snapshot is written to a CheckpointStore, not to a {type(store).__name__}")
+        views = self._views()
+        writer = target_for(store, checkpoint_id)
+        try:
+            before = self._newest_committed()
+            states = tuple([views[name].described(name) for name in sorted(views)])
+            if not incremental or before is None or not before.can_stand_for(writer, views, states):
+                before = None
+            contents = StateSnapshot(
+                checkpoint_id,
+                writer.epoch,
+                self.subtask_index,
+                self.parallelism,
+                files=() if before is None else before.contents.files,
+                states=states,
+                extra={"part": PART},
+            )
+            snapshot = OperatorSnapshot(writer, views, contents)
+            snapshot.begin(snapshot.write, self._threads)
+        except BaseException:
+            writer.abort()
+            raise
+        self._taken.append(snapshot)
+        return snapshot
+
+    def _newest_committed(self) -> OperatorSnapshot | None:
+        self._taken = [each for each in self._taken if not each.writer.is_aborted]
+        for at in range(len(self._taken) - 1, -1, -1):
+            if self._taken[at].writer.is_committed:
+                del self._taken[:at]
+                return self._taken[0]
+        return None
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Tell that a checkpoint is committed, if another process commits."""
-        self._snapshots.committed(checkpoint_id)
+        tell(self._taken, checkpoint_id, is_committed=True)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Tell that a checkpoint will never be committed, if another process commits."""
-        self._snapshots.aborted(checkpoint_id)
+        tell(self._taken, checkpoint_id, is_committed=False)
 
     def savepoint(self, store_or_uri: Any) -> Savepoint:
         """Write all contents, as they are now, next to the keyed state in the folder of a savepoint. O(elements).
@@ -293,7 +330,8 @@ class OperatorStateBackend:
         """Drop everything; every later call except `close` raises `ClosedError`."""
         self._closed = True
         self._marks.close()
-        self._snapshots.close()
+        self._threads.close()  # writes that have begun go on
+        self._taken = []
         self._states = {}
         self._undeclared = {}
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, Snapshot, StateSnapshot
+from statebackend.checkpoint import Checkpoint, DataWriter, Snapshot, StateSnapshot
 from statebackend.checkpoint.format import (
     DataFileReader,
     GroupedBatch,
@@ -32,10 +32,8 @@ from statebackend.checkpoint.format import (
     read_data_file,
     write_data_file,
 )
-from statebackend.checkpoint.store.pending import WritingThreads, tell
 from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState, reading_part
 from statebackend.checkpoint.store.sealed import JsonObject, integer
-from statebackend.checkpoint.store.store import target_for
 from statebackend.errors import CorruptCheckpointError, SerializationError, UsageError
 from statebackend.operator_state.element_columns import column_type, to_bytes, to_column
 from statebackend.operator_state.redistribution import (
@@ -89,76 +87,6 @@ def type_roles(mode: str) -> dict[str, str]:
     ({'value': 'element'}, {'map_key': 'key', 'value': 'value'})
     """
     return {"map_key": "key", "value": "value"} if mode == BROADCAST else {"value": "element"}
-
-
-class SnapshotHistory:
-    """The snapshots of one instance and their contents, so that unchanged state is not written again."""
-
-    def __init__(self, *, subtask_index: int, parallelism: int) -> None:
-        self._subtask_index = subtask_index
-        self._parallelism = parallelism
-        #: The newest committed snapshot, and those after it that may still be committed.
-        self._taken: list[OperatorSnapshot] = []
-        self._threads = WritingThreads()
-
-    def take(
-        self,
-        checkpoint_id: int,
-        store: CheckpointStore | DataWriter,
-        views: Mapping[str, StateView],
-        *,
-        incremental: bool = True,
-    ) -> Snapshot:
-        """Begin to write states. Writes nothing if they are all empty.
-
-        If they are as they were in the newest committed checkpoint, its file is named again, unless ``incremental`` is
-        false.
-        """
-        if not isinstance(store, (CheckpointStore, DataWriter)):
-            raise UsageError(f"a snapshot is written to a CheckpointStore, not to a {type(store).__name__}")
-        writer = target_for(store, checkpoint_id)
-        try:
-            before = self._newest_committed()
-            states = tuple([views[name].described(name) for name in sorted(views)])
-            if not incremental or before is None or not before.can_stand_for(writer, views, states):
-                before = None
-            contents = StateSnapshot(
-                checkpoint_id,
-                writer.epoch,
-                self._subtask_index,
-                self._parallelism,
-                files=() if before is None else before.contents.files,
-                states=states,
-                extra={"part": PART},
-            )
-            snapshot = OperatorSnapshot(writer, views, contents)
-            snapshot.begin(snapshot.write, self._threads)
-        except BaseException:
-            writer.abort()
-            raise
-        self._taken.append(snapshot)
-        return snapshot
-
-    def committed(self, checkpoint_id: int) -> None:
-        """A checkpoint is committed, by this process or another."""
-        tell(self._taken, checkpoint_id, is_committed=True)
-
-    def aborted(self, checkpoint_id: int) -> None:
-        """A checkpoint will never be committed."""
-        tell(self._taken, checkpoint_id, is_committed=False)
-
-    def close(self) -> None:
-        """Forget earlier snapshots. Writes that have begun go on."""
-        self._taken = []
-        self._threads.close()
-
-    def _newest_committed(self) -> OperatorSnapshot | None:
-        self._taken = [each for each in self._taken if not each.writer.is_aborted]
-        for at in range(len(self._taken) - 1, -1, -1):
-            if self._taken[at].writer.is_committed:
-                del self._taken[:at]
-                return self._taken[0]
-        return None
 
 
 class OperatorSnapshot(Snapshot):
