@@ -390,14 +390,9 @@ class PartWriter:
         content = seal({"format": _FORMAT, **self._described, "states": self._states})
         with storing(f"writing {self._name}"):
             self._files.make_folder(_PARTS)
-            with ExitStack() as undo:
-                sink = self._files.create(self._name)
-                undo.callback(sink.abandon)
-                sink.write(content)
-                sink.finish()
-                self._files.sync_folder(_PARTS)
-                undo.pop_all()
-        self._made.insert(0, self._name)
+            self._files.write(self._name, content)
+            self._made.insert(0, self._name)
+            self._files.sync_folder(_PARTS)
 
     def remove(self) -> None:
         self._waiting.drop()
