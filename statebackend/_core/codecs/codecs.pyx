@@ -6,7 +6,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
-from statebackend._core.tables.objects cimport long_as_int64
+from statebackend._core.tables.values cimport long_as_int64
 from statebackend._core.codecs.type_codec cimport DAMAGED, ROOM, TYPE_BYTES, Room, TypeCodec, close_room, open_room
 from statebackend._core.memory.arena cimport Blob, blob_data
 from statebackend._core.tables.cow_map cimport VALUE_BLOB, VALUE_FIXED, VALUE_OBJECT, CoreKey

@@ -14,7 +14,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
-from statebackend._core.tables.objects cimport long_as_int64
+from statebackend._core.tables.values cimport long_as_int64
 from statebackend._core.codecs.type_codec cimport (
     TYPE_DOUBLE, TYPE_LONG, TYPE_LONG_DECIMAL, TYPE_STRING, TypeCodec, close_room, open_room, take_room)
 from statebackend._core.memory.platform cimport likely, unlikely

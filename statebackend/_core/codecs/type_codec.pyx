@@ -19,7 +19,7 @@ from libc.string cimport memcpy, memset
 from statebackend._core.codecs cimport decimals
 from statebackend._core.codecs.decimals cimport decimal_from_int, decimal_to_int, int128
 from statebackend._core.memory.platform cimport hash_bytes, likely, unlikely
-from statebackend._core.tables.objects cimport goes_as_tuple, long_as_int64
+from statebackend._core.tables.values cimport goes_as_tuple, long_as_int64
 
 import dataclasses
 from decimal import Decimal

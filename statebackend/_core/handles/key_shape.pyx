@@ -12,7 +12,7 @@ from statebackend._core.codecs.codecs cimport KEY_BYTES, KEY_STRING, KeyCodec
 from statebackend._core.codecs.type_codec cimport (
     TYPE_BOOL, TYPE_BYTE, TYPE_BYTES, TYPE_RECORD, TYPE_STRING, TypeCodec)
 from statebackend._core.handles.look_ahead cimport COMING_BYTES
-from statebackend._core.tables.objects cimport goes_as_tuple, long_as_int64
+from statebackend._core.tables.values cimport goes_as_tuple, long_as_int64
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)

@@ -28,7 +28,7 @@ from statebackend._core.handles.look_ahead cimport REACH_THREAD, note_map_entry
 from statebackend._core.tables.map_table cimport (
     MapTable, ThreadPlace, begin_thread, find_again, is_same_map, next_in_thread, visit_entry)
 from statebackend._core.memory.platform cimport likely, unlikely
-from statebackend._core.tables.objects cimport long_as_int64
+from statebackend._core.tables.values cimport long_as_int64
 from statebackend._core.tables.state_core cimport Mark, begin_call, begin_inside, come_out, end_call, go_in
 from statebackend._core.tables.state_table cimport StateTable, is_null
 from statebackend._core.tables.values cimport load_number, store_number

@@ -39,7 +39,7 @@ from statebackend._core.memory.arena cimport Blob, Budget, address, blob_data, b
 from statebackend._core.tables.cow_map cimport (
     Anchor, CoreKey, CowMap, Entry, Table, Walk, before_operation, begin_walk, drop_anchor, entry_at, find_int,
     find_stored, hash_int_key, hash_stored, insert, namespace_of, next_entry, value_of, wait_for_others)
-from statebackend._core.tables.objects cimport long_as_int64
+from statebackend._core.tables.values cimport long_as_int64
 from statebackend._core.handles.base_handle cimport find_key
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.handles.key_context cimport KeyContext

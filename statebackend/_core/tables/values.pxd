@@ -12,7 +12,6 @@ from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint64_t
 from statebackend._core.memory.arena cimport Blob, BlobHeap, blob_data, blob_drop, blob_new
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.cow_map cimport VALUE_BLOB, VALUE_OBJECT
-from statebackend._core.tables.objects cimport long_as_int64
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
@@ -22,6 +21,41 @@ cdef extern from "Python.h":
     void Py_XDECREF(PyObject *object)
     PyObject *Py_True
     PyObject *Py_False
+
+cdef extern from *:
+    """
+    /* The value of an exact int; 0 if it does not fit. Never raises. */
+    static inline int sb_long_as_int64(PyObject *number, int64_t *out) {
+        int overflow;
+        long long value;
+    #if PY_VERSION_HEX >= 0x030C0000
+        if (PyUnstable_Long_IsCompact((PyLongObject *)number)) {
+            *out = PyUnstable_Long_CompactValue((PyLongObject *)number);
+            return 1;
+        }
+    #elif PyLong_SHIFT == 30
+        const digit *digits = ((PyLongObject *)number)->ob_digit;
+        switch (Py_SIZE(number)) {
+            case 0: *out = 0; return 1;
+            case 1: *out = digits[0]; return 1;
+            case -1: *out = -(int64_t)digits[0]; return 1;
+            case 2: *out = (int64_t)digits[0] | ((int64_t)digits[1] << 30); return 1;
+            case -2: *out = -((int64_t)digits[0] | ((int64_t)digits[1] << 30)); return 1;
+        }
+    #endif
+        value = PyLong_AsLongLongAndOverflow(number, &overflow);
+        *out = value;
+        return !overflow;
+    }
+    static inline int sb_goes_as_tuple(PyObject *value) {
+        /* A class of tuples whose values go through their items as tuples do. */
+        PyTypeObject *type = Py_TYPE(value);
+        return type == &PyTuple_Type || (type->tp_iter == PyTuple_Type.tp_iter
+            && type->tp_as_sequence->sq_length == PyTuple_Type.tp_as_sequence->sq_length);
+    }
+    """
+    bint long_as_int64 "sb_long_as_int64"(object number, int64_t *out) noexcept
+    bint goes_as_tuple "sb_goes_as_tuple"(object value) noexcept
 
 cdef enum:
     MAX_BYTES = 0x7FFFFFFF               # of one key or value
