@@ -16,7 +16,6 @@ import pytest
 import statebackend as sb
 from statebackend import types as t
 from statebackend._core.core_probe import rows_in
-from statebackend._core.memory import arena
 from statebackend.backends import available_backends
 from statebackend.backends.heap import HeapBackend
 from statebackend.errors import BackendUnavailableError, ClosedError
@@ -129,17 +128,19 @@ STORES: dict[str, Callable[[Any, Any], None]] = {
 }
 
 
-@pytest.mark.skipif(arena.is_checked_build(), reason="the checked build refuses calls from inside a call")
 @pytest.mark.parametrize("what", STORES)
 @pytest.mark.parametrize("how", ["overwrite", "clear_key", "rollback", "close"])
 @pytest.mark.parametrize("act", ["other key", "same place", "close", "clear all"])
-def test_finalisers_may_do_anything(what: str, how: str, act: str) -> None:
+def test_a_finaliser_runs_between_calls_and_may_do_anything(what: str, how: str, act: str) -> None:
     keyed = HeapBackend().create_keyed_backend(int, max_parallelism=2)
     keyed.set_current_key(1)
     numbers = keyed.get_value_state(ValueStateDescriptor("n", int))
     ended = []
 
     def end() -> None:
+        assert not keyed._calls_inside
+        assert keyed._closed or not keyed._under_way
+        keyed.core._check()
         ended.append(act)
         if act == "close":
             keyed.close()
@@ -174,13 +175,34 @@ def test_finalisers_may_do_anything(what: str, how: str, act: str) -> None:
             pass
     except ClosedError:
         pass
-    gc.collect()
     assert ended
     if not keyed._closed:
         for state in keyed._states.values():
             for table in state._tables():
                 table._check()
     keyed.close()
+
+
+def test_a_batch_lets_go_of_replaced_objects_row_by_row(keyed: Any) -> None:
+    class Accumulator:
+        alive = most = 0
+
+        def __init__(self) -> None:
+            Accumulator.alive += 1
+            Accumulator.most = max(Accumulator.most, Accumulator.alive)
+
+        def __del__(self) -> None:
+            Accumulator.alive -= 1
+
+    state = keyed.get_state(FoldingStateDescriptor("f", 0, lambda _old, _new: Accumulator(), PICKLE))
+    state.add_many([1, 2] * 1000, [0] * 2000)
+    assert Accumulator.most <= 5
+    for key in (1, 2):
+        keyed.set_current_key(key)
+        state.clear()
+    while keyed.core.advance():
+        pass
+    assert Accumulator.alive == 0
 
 
 @pytest.mark.parametrize("kind", ["value", "map", "list", "folding"])

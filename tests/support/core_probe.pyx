@@ -21,6 +21,7 @@ from statebackend._core.tables.cow_map cimport (
     value_of)
 from statebackend._core.tables.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
 from statebackend._core.tables.map_table cimport MapTable as CoreMapTable, anchor_ref
+from statebackend._core.tables.objects cimport object_at
 from statebackend._core.tables.state_core cimport Mark, StateCore, begin_inside
 from statebackend._core.tables.state_table cimport StateTable as CoreTable, is_null
 from statebackend._core.tables.values cimport (
@@ -60,6 +61,11 @@ def set_state_version(core, version):
         core.state_version = version
 
 
+def objects_held(core):
+    """Count the references to objects that a core has, or that its twin says it has."""
+    return (<StateCore>core).core.objects.held if isinstance(core, StateCore) else core.objects_held()
+
+
 def bytes_of_short_key(KeyCodec codec not None, key):
     """Return the canonical form of a key, or None if it takes the general way."""
     cdef KeyShape shape
@@ -75,7 +81,7 @@ cdef object load(const char *value, int code, uint32_t width):
     if code == CODE_BLOB:
         return load_blob(value)
     if code == CODE_OBJECT:
-        return <object>(<PyObject *const *>value)[0]
+        return object_at(value)
     if code == CODE_RAW:
         return PyBytes_FromStringAndSize(value, width)
     return load_number(code, value)

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t
 
 from statebackend._core.tables.accumulators cimport (
@@ -49,7 +48,6 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
     cdef uint32_t slot
     cdef int64_t stamp
     cdef Blob *blob = NULL
-    cdef PyObject *last                  # NULL: batches have no objects
     cdef CoreKey k
     if map == NULL:
         # Another row of the block may have made it.
@@ -94,7 +92,7 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
     k.namespace = key.ns
     k.hash = key.hash
     stamp = stamp_on(batch, key.row, entry_at(lane.core, slot)) if slot else stamp_of(batch, key.row)
-    slot = write_value(lane, table, map, &k, slot, source, stamp, &last)
+    slot = write_value(lane, table, map, &k, slot, source, stamp)
     if unlikely(slot == 0):
         if blob != NULL:
             blob_drop(lane.core.blobs, blob)

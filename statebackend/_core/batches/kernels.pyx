@@ -26,7 +26,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 cimport cython
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.math cimport exp, sqrt
 from libc.string cimport memcpy, memset
@@ -930,7 +929,6 @@ cdef inline int write_row(Batch *batch, Lane *lane, Table *table, CowMap *map, u
     cdef const char *source
     cdef char reduced[8]
     cdef Blob *blob = NULL
-    cdef PyObject *last                  # NULL: batches have no objects
     if batch.value_offsets != NULL:
         blob = blob_of_row(batch, lane, row)
         if blob == NULL:
@@ -943,7 +941,7 @@ cdef inline int write_row(Batch *batch, Lane *lane, Table *table, CowMap *map, u
                            source, reduced):
             return FAILED_OVERFLOW
         source = reduced
-    slot = write_value(lane, table, map, k, slot, source, stamp_of(batch, row), &last)
+    slot = write_value(lane, table, map, k, slot, source, stamp_of(batch, row))
     if unlikely(slot == 0):
         if blob != NULL:
             blob_drop(lane.core.blobs, blob)
@@ -1212,12 +1210,12 @@ cdef class BatchCall:
     cdef int enter(self) except -1:
         cdef StateCore owner = self.table.owner
         owner._check_call()
-        owner.reclaim(RECLAIM_PER_ROW * self.batch.n + RECLAIM_PER_BATCH)    # objects that end may call it
+        owner.reclaim(RECLAIM_PER_ROW * self.batch.n + RECLAIM_PER_BATCH)
         return owner.enter()
 
     cdef int leave(self) except -1:
         self.table.owner.leave()
-        return self.table.owner.end_dropped()
+        return 0
 
     cdef int hold(self) except -1:
         """Keep everything else out until `let_go`: the entries that this call has found stay in place."""

@@ -6,7 +6,6 @@ the table of map entries are counted separately (`LaneRun.inner_entries`).
 
 import numpy as np
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy, memset
 
@@ -168,7 +167,6 @@ cdef bint put_row(Batch *batch, LaneRun *run, CowMap *head_map, CoreKey *head, u
     cdef Lane *lane = run.used
     cdef Blob *blob = NULL
     cdef const char *source = NULL
-    cdef PyObject *last                  # NULL: batches have no objects
     if batch.nulls == NULL or not batch.nulls[row]:
         if batch.value_offsets != NULL:
             blob = blob_of_row(batch, lane, row)
@@ -178,7 +176,7 @@ cdef bint put_row(Batch *batch, LaneRun *run, CowMap *head_map, CoreKey *head, u
         else:
             source = batch.values + batch.width * row
     if not put_threaded(lane, batch.table, head_map, head, head_slot, lane, batch.inner, map, inner, slot, source,
-                        stamp_of(batch, row), &last):
+                        stamp_of(batch, row)):
         if blob != NULL:
             blob_drop(lane.core.blobs, blob)
         return False

@@ -2,19 +2,18 @@
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
-from statebackend._core.tables.values cimport long_as_int64
 from statebackend._core.codecs.type_codec cimport DAMAGED, ROOM, TYPE_BYTES, Room, TypeCodec, close_room, open_room
 from statebackend._core.memory.arena cimport Blob, blob_data
 from statebackend._core.tables.cow_map cimport VALUE_BLOB, VALUE_FIXED, VALUE_OBJECT, CoreKey
 from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.memory.platform cimport likely, unlikely
-from statebackend._core.tables.state_core cimport StateCore
+from statebackend._core.tables.objects cimport object_at, take_object
+from statebackend._core.tables.state_core cimport StateCore, end_objects
 from statebackend._core.tables.values cimport (
-    MAX_BYTES, blob_of_value, drop_value, load_blob, load_number, store_number, store_object)
+    MAX_BYTES, blob_of_value, drop_value, load_blob, load_number, long_as_int64, store_number)
 
 from statebackend.errors import MemoryLimitError, SerializationError, SerializationTypeError, UsageError
 
@@ -92,7 +91,7 @@ cdef class ValueCodec:
             data = PyBytes_AS_STRING(value)
             length = PyBytes_GET_SIZE(value)
         elif form == FORM_OBJECT:
-            store_object(value, out)
+            take_object(&core.core.objects, value, out)
             return 1
         else:
             return 0
@@ -182,9 +181,10 @@ cdef class ValueCodec:
         return 0
 
     cdef void drop(self, StateCore core, char *stored) noexcept:
-        """Drop the references of a stored form that was not put in. An object's finaliser may run."""
+        """Drop the references of a stored form that was not put in."""
         cdef int kind = VALUE_FIXED if self.form < FORM_STRING else VALUE_BLOB
-        drop_value(core.arena.blobs, VALUE_OBJECT if self.form == FORM_OBJECT else kind, stored)
+        drop_value(&core.core, VALUE_OBJECT if self.form == FORM_OBJECT else kind, stored)
+        end_objects(core)
 
     cdef object load(self, char *value):
         """The Python object of a stored value, which is not None. A deserializer may run the user's code."""
@@ -201,7 +201,7 @@ cdef class ValueCodec:
         if form == FORM_BYTES:
             return load_blob(value)
         if form == FORM_OBJECT:
-            return <object>(<PyObject **>value)[0]
+            return object_at(value)
         if form == FORM_SERIALIZED:
             blob = (<Blob **>value)[0]
             return self.deserialized(blob_data(blob), blob.length)
@@ -224,7 +224,7 @@ cdef class ValueCodec:
         return raw
 
     cdef object deserialized(self, char *data, uint64_t length):
-        # Copy first: the code that runs from here on may change the state, if only as the end of some object.
+        # Copy first: the code that runs from here on may change the state, if only as a finaliser.
         cdef char few[ROOM]
         cdef bytes copied = None
         cdef object value

@@ -16,16 +16,15 @@ and a read removes only what it does not see and `is_dead` by the watermark.
 cimport cython
 from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 
-from statebackend._core.codecs.codecs cimport FORM_OBJECT, ValueCodec
+from statebackend._core.codecs.codecs cimport ValueCodec
 from statebackend._core.tables.cow_map cimport (
     CoreKey, CowMap, Entry, Table, before_operation, find, map_new, payload_of, remove)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.handles.look_ahead cimport REACH_BLOB, REACH_ENTRY, note_visit
 from statebackend._core.memory.platform cimport likely, unlikely
-from statebackend._core.tables.state_core cimport begin_inside, come_out, go_in
+from statebackend._core.tables.state_core cimport come_out, end_objects, go_in
 from statebackend._core.tables.state_table cimport StateTable
-from statebackend._core.tables.writing cimport object_at
 
 
 @cython.no_gc_clear                      # C pointers into the core must not outlive it
@@ -60,8 +59,6 @@ cdef class BaseHandle:
         """Begin a call: check that the backend is open and a key is set, and reclaim a little of what waits for it."""
         self.core.enter()
         self.core.leave()
-        if self.core.closed:             # a finaliser closed it
-            self.core.enter()
         if not self.context.has_key:
             self.context.no_key()
         return 0
@@ -154,19 +151,7 @@ cdef class BaseHandle:
 
     cdef int remove_here(self) except -1:
         """Remove the entry that was found."""
-        cdef object _dropped = None      # an object ends with this call, when the table is whole again
-        cdef uint32_t slot = self.slot
-        if self.codec.form == FORM_OBJECT:
-            begin_inside(self.core)    # whatever a finaliser does, the core stays
-            try:
-                _dropped = object_at(self.table, slot)
-                if not remove(&self.table.lane, self.table, self.map, slot, self.context.key.hash):
-                    self.no_memory()
-                self.core.calls += 1
-            finally:
-                self.core.leave()
-            return 0
-        if not remove(&self.table.lane, self.table, self.map, slot, self.context.key.hash):
+        if not remove(&self.table.lane, self.table, self.map, self.slot, self.context.key.hash):
             self.no_memory()
         self.core.calls += 1
         self.slot = 0
@@ -185,6 +170,7 @@ cdef class BaseHandle:
                     if self.slot == 0:
                         return 0
             self.remove_here()
+            end_objects(self.core)
         return 0
 
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1:

@@ -6,18 +6,16 @@ number. `_expire` asks an index of expiry times instead, and so looks only at wh
 """
 
 cimport cython
-from cpython.object cimport PyObject
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 
 from statebackend._core.codecs.codecs cimport ValueCodec
 from statebackend._core.tables.cow_map cimport (
-    VALUE_LIST, VALUE_OBJECT, CowMap, Entry, Table, entry_at, hash_of, is_live, key_object, namespace_of, remove,
-    value_of)
+    VALUE_LIST, CowMap, Entry, Table, entry_at, hash_of, is_live, key_object, namespace_of, remove)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.base_handle cimport WANT_EXPIRED, BaseHandle
 from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.memory.platform cimport likely, unlikely
-from statebackend._core.tables.state_core cimport begin_inside
+from statebackend._core.tables.state_core cimport begin_call, end_call
 from statebackend._core.tables.state_table cimport StateTable
 from statebackend._core.tables.sweeping cimport (
     MAX_FOUND, SLOTS_PER_ENTRY, ExpiryIndex, Sweep, oldest_in, sweep)
@@ -55,18 +53,11 @@ cdef class CleanupHandle(BaseHandle):
         cdef StateTable of = self.swept(spaced)
         cdef Table *table = of.table
         cdef Entry *entry = entry_at(table.core, slot)
-        cdef object _dropped = None      # an object ends with this call, when the table is whole again
         cdef bint done
         if self.watcher is not None:     # which has to know which key it is
             return self.clean_key(key_object(table, entry), namespace_of(table, entry))
-        begin_inside(self.core)    # whatever a finaliser does, the core stays
-        try:
-            if table.layout.value_kind == VALUE_OBJECT:
-                _dropped = <object>(<PyObject **>value_of(table, entry))[0]
-            done = remove(&table.lane, table, map, slot, hash_of(table, entry))
-            self.core.calls += 1
-        finally:
-            self.core.leave()
+        done = remove(&table.lane, table, map, slot, hash_of(table, entry))
+        self.core.calls += 1
         return done
 
     cdef bint clean_key(self, object canonical, uint32_t number) except -1:
@@ -100,10 +91,12 @@ cdef class CleanupHandle(BaseHandle):
                   and self.walk.setbacks == self.setbacks()):
             return 0
         self.is_cleaning = True
+        begin_call(self.core)
         try:
             return self.walk_on(entries, now)
         finally:
             self.is_cleaning = False
+            end_call(self.core)
 
     cdef int walk_on(self, int64_t entries, int64_t now) except -1:
         """Go on with the walk, over about so many entries, and remove what has expired.
@@ -133,8 +126,6 @@ cdef class CleanupHandle(BaseHandle):
                 self.expired_by_cleanup += cleaned
                 if not cleaned or of.table.layout.value_kind == VALUE_LIST:
                     self.walk.is_sure = False    # something is left, or other elements of the list are
-                if self.core.closed:     # a finaliser did
-                    return 0
             elif self.walk.map >= of.table.n_maps:
                 self.walk.map = self.walk.run = 0
                 self.walk.run_word = 0
@@ -199,8 +190,11 @@ cdef class CleanupHandle(BaseHandle):
 
     def _expire(self, int64_t budget):
         """Remove up to `budget` things that have expired, wherever they are, and return how many. O(what expires)."""
+        self.core.enter()
+        self.core.leave()
         self.core.core.iterators += 1    # no map shrinks while slots are remembered
         self.is_cleaning = True
+        begin_call(self.core)
         try:
             return self.expire_some(budget)
         finally:
@@ -208,6 +202,7 @@ cdef class CleanupHandle(BaseHandle):
             self.core.core.iterators -= 1
             if self.core.core.sparse != NULL:
                 self.core.core.pending = 1
+            end_call(self.core)
 
     cdef int64_t expire_some(self, int64_t budget) except -1:
         cdef int64_t done = 0, now, elements = 0
@@ -217,9 +212,7 @@ cdef class CleanupHandle(BaseHandle):
         cdef uint32_t[MAX_FOUND] slots
         cdef int n, i, cleaned
         cdef bint spaced
-        self.core.enter()
-        self.core.leave()
-        if self.ttl == 0 or self.core.closed:
+        if self.ttl == 0:
             return 0
         now = self.cleanup_time()
         for spaced in range(2):
@@ -241,12 +234,10 @@ cdef class CleanupHandle(BaseHandle):
                     self.core.out_of_memory()
                 cleaned = 0
                 for i in range(n):
-                    # What was cleaned before may have moved it, or run a finaliser that did anything.
+                    # What was cleaned before may have moved it.
                     if is_live(table, map, slots[i]) and is_expired(
                             oldest_in(table, entry_at(table.core, slots[i]), &elements), self.ttl, now):
                         cleaned += self.clean_slot(spaced, map, slots[i])
-                    if self.core.closed:
-                        return done + cleaned
                     if done + cleaned == budget:
                         break
                 if cleaned == 0:

@@ -5,7 +5,7 @@ from libc.stdint cimport uint64_t
 from statebackend._core.codecs.codecs cimport ValueCodec
 from statebackend._core.handles.single_handle cimport SingleHandle
 from statebackend._core.memory.interpreter cimport ROWS_IN_TURN, give_way
-from statebackend._core.tables.state_core cimport begin_call, come_out, end_call, go_in
+from statebackend._core.tables.state_core cimport begin_call, come_out, end_call, end_objects_of_row, go_in
 
 
 cdef class AddingHandle(SingleHandle):
@@ -37,6 +37,7 @@ cdef class AddingHandle(SingleHandle):
         begin_call(self.core)
         try:
             for row in range(len(keys)):
+                end_objects_of_row(self.core)
                 if row % ROWS_IN_TURN == 0:
                     entered = go_in(self.core)
                     try:

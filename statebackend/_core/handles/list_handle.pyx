@@ -25,7 +25,7 @@ from statebackend._core.tables.lists cimport (
     refer_to_element)
 from statebackend._core.handles.look_ahead cimport REACH_LIST
 from statebackend._core.memory.platform cimport unlikely
-from statebackend._core.tables.state_core cimport begin_call, begin_inside, end_call
+from statebackend._core.tables.state_core cimport begin_call, end_call, end_objects
 
 from statebackend.errors import ClosedError, SerializationTypeError
 
@@ -111,17 +111,13 @@ cdef class ListHandle(Handle):
 
     cdef int put_elements(self, char *elements, uint64_t n, bint replace) except -1:
         """Append elements in stored form, or replace the list with them; the list owns them afterwards."""
-        cdef bint done
-        begin_inside(self.core)    # the core stays whatever a finaliser does
-        try:
-            done = list_extend(&self.table.lane, self.table, self.map, self.slot, &self.context.key, elements, n,
-                               replace)
-            self.core.calls += 1
-            if not done:
-                drop_elements(self.table, elements, n)
-                self.no_memory()
-        finally:
-            self.core.leave()
+        cdef bint done = list_extend(&self.table.lane, self.table, self.map, self.slot, &self.context.key, elements, n,
+                                     replace)
+        self.core.calls += 1
+        if not done:
+            drop_elements(self.table, elements, n)
+            end_objects(self.core)
+            self.no_memory()
         return 0
 
     cdef int store_all(self, list values, bint replace) except -1:
@@ -225,6 +221,7 @@ cdef class ListHandle(Handle):
                     self.put_elements(copies, n, True)
                 finally:
                     PyMem_RawFree(copies)
+            end_objects(self.core)
         return self.all_finished(found)
 
     def __iter__(self):
@@ -389,6 +386,7 @@ cdef class ListParts:
         if self.elements != NULL:
             if not self.handle.core.closed:
                 drop_elements(self.table, self.elements, self.n)
+                end_objects(self.handle.core)
             PyMem_RawFree(self.elements)
 
     cdef int join(self, char *more, uint64_t n) except -1:

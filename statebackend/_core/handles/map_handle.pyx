@@ -28,11 +28,12 @@ from statebackend._core.handles.look_ahead cimport REACH_THREAD, note_map_entry
 from statebackend._core.tables.map_table cimport (
     MapTable, ThreadPlace, begin_thread, find_again, is_same_map, next_in_thread, visit_entry)
 from statebackend._core.memory.platform cimport likely, unlikely
-from statebackend._core.tables.values cimport long_as_int64
-from statebackend._core.tables.state_core cimport Mark, begin_call, begin_inside, come_out, end_call, go_in
+from statebackend._core.tables.objects cimport object_at
+from statebackend._core.tables.state_core cimport (
+    Mark, begin_call, begin_inside, come_out, end_call, end_objects, go_in)
 from statebackend._core.tables.state_table cimport StateTable, is_null
-from statebackend._core.tables.values cimport load_number, store_number
-from statebackend._core.tables.writing cimport restamp, taken_over, write_value
+from statebackend._core.tables.values cimport load_number, long_as_int64, store_number
+from statebackend._core.tables.writing cimport restamp, write_value
 
 from statebackend.errors import ClosedError, MemoryLimitError, SerializationError, SerializationTypeError
 
@@ -134,7 +135,7 @@ cdef class MapHandle(Handle):
                 entered = go_in(self.core)       # copying runs the user's code
                 try:
                     slot = entries._unshare(entries.map_or_null(inner.group), slot, inner)
-                    value = <object>(<PyObject **>value_of(table, entry_at(table.core, slot)))[0]
+                    value = object_at(value_of(table, entry_at(table.core, slot)))
                 finally:
                     come_out(self.core, entered)
                     self.core.calls += 1     # the entry may have moved
@@ -165,16 +166,13 @@ cdef class MapHandle(Handle):
 
     cdef int remove_entry(self, CoreKey *inner, uint32_t slot, bint is_cleanup) except -1:
         """Remove an entry of the current key; with an expired one, iterators do not notice."""
-        cdef CoreKey at = self.context.key       # a finaliser may make another key current
-        cdef object _owner = self.context.key_owner
         if self.watcher is not None:
             self.watcher.forget(self, self.keys_codec.canonical(inner))
             if self.stamp != self.core.calls:
                 slot = self.find_entry(inner)
                 if slot == 0:
                     return 0
-                at = self.context.key
-        return self.unlink_entry(self.map_here(), &at, self.slot, inner, slot, is_cleanup)
+        return self.unlink_entry(self.map_here(), &self.context.key, self.slot, inner, slot, is_cleanup)
 
     cdef int unlink_entry(self, MapTable map, CoreKey *at, uint32_t head_slot, CoreKey *inner, uint32_t slot,
                           bint is_cleanup) except -1:
@@ -188,30 +186,25 @@ cdef class MapHandle(Handle):
         cdef MapIterator each
         cdef PyObject *open_one
         cdef object map_key = None       # of the entry before
-        cdef object _dropped = None      # ends with this call, when the table is whole again
-        begin_inside(self.core)
+        if is_cleanup and self.iterators != NULL and thread.prev:
+            before = thread_of(table, entry_at(table.core, thread.prev)).sequence
+            map_key = key_object(table, entry_at(table.core, thread.prev))
         try:
-            if is_cleanup and self.iterators != NULL and thread.prev:
-                before = thread_of(table, entry_at(table.core, thread.prev)).sequence
-                map_key = key_object(table, entry_at(table.core, thread.prev))
-            try:
-                _dropped = map.unlink(at, head_slot, inner, slot)
-            except MemoryLimitError as error:
-                raise self.named(error)
-            self.core.calls += 1
-            if is_cleanup:
-                if not is_last:
-                    anchor.modifications -= 1
-                open_one = self.iterators
-                while open_one != NULL:
-                    each = <MapIterator>open_one
-                    if each.place.anchor == ref and is_last:
-                        each.is_cleaned = True
-                    elif each.place.anchor == ref and each.place.sequence == thread.sequence:
-                        each.place.sequence, each.map_key = before, map_key
-                    open_one = each.older
-        finally:
-            self.core.leave()
+            map.unlink(at, head_slot, inner, slot)
+        except MemoryLimitError as error:
+            raise self.named(error)
+        self.core.calls += 1
+        if is_cleanup:
+            if not is_last:
+                anchor.modifications -= 1
+            open_one = self.iterators
+            while open_one != NULL:
+                each = <MapIterator>open_one
+                if each.place.anchor == ref and is_last:
+                    each.is_cleaned = True
+                elif each.place.anchor == ref and each.place.sequence == thread.sequence:
+                    each.place.sequence, each.map_key = before, map_key
+                open_one = each.older
         return 0
 
     cdef object read_entry(self, object key, bint only_look):
@@ -249,6 +242,7 @@ cdef class MapHandle(Handle):
                         end_call(self.core)
                     return value
                 self.remove_entry(&inner, slot, True)
+                end_objects(self.core)
                 return ABSENT
             if self.refreshes:
                 self.renew_entry(&inner, &slot)
@@ -293,27 +287,23 @@ cdef class MapHandle(Handle):
             self.remove_entry(inner, slot, False)        # an expired entry does not keep its place
             self.find_here()
             self.make_map()
-            slot = self.find_entry(inner)        # a finaliser may have put one
+            slot = self.find_entry(inner)        # that reclaims: a finaliser may have put one
         return slot
 
     cdef int put_stored(self, CoreKey *inner, uint32_t slot, char *source, int64_t now) except -1:
         """Set the entry at `slot`, or add one if that is 0, to a stored form; NULL is None."""
         cdef uint32_t written
-        cdef PyObject *last = NULL
-        cdef object _dropped             # an object ends with this call, when the table is whole again
         cdef Table *table
         if slot:
             table = entries_here(self)
             written = write_value(&table.lane, table, table.maps[inner.group - table.first_group], inner, slot, source,
-                                  now, &last)
+                                  now)
         else:
-            written = self.map_here().put_at(&self.context.key, self.slot, inner, 0, source, now, &last)
+            written = self.map_here().put_at(&self.context.key, self.slot, inner, 0, source, now)
         if unlikely(written == 0):
             if source != NULL:
                 self.codec.drop(self.core, source)
             self.no_memory()
-        if unlikely(last != NULL):
-            _dropped = taken_over(last)
         if written != slot:
             self.core.calls += 1
             if slot:
@@ -454,6 +444,7 @@ cdef class MapHandle(Handle):
         is_hidden = (self.ttl and not self.shows_expired
                      and self.entry_expired(self.map_here().entries.table, slot))
         self.remove_entry(&inner, slot, is_hidden)
+        end_objects(self.core)
         return not is_hidden
 
     def is_empty(self):
@@ -505,12 +496,13 @@ cdef class MapHandle(Handle):
     # --- removing ---
 
     cdef int remove_here(self) except -1:
-        cdef CoreKey at = self.context.key       # a finaliser may make another key current
-        cdef object _owner = self.context.key_owner
+        begin_inside(self.core)          # without memory to undo it, `leave` ends the backend
         try:
-            self.map_here().clear_at(&at)
+            self.map_here().clear_at(&self.context.key)
         except MemoryLimitError as error:
             raise self.named(error)
+        finally:
+            self.core.leave()
         return 0
 
     cdef StateTable swept(self, bint spaced):

@@ -16,6 +16,7 @@ from statebackend._core.handles.key_shape cimport (
     put_none, put_number, put_run, shape_of)
 from statebackend._core.handles.look_ahead cimport BUCKETS_AHEAD, COMING_BYTES
 from statebackend._core.pulse cimport call_returned
+from statebackend._core.tables.state_core cimport end_objects_of_row
 
 from statebackend.errors import UsageError
 
@@ -28,7 +29,10 @@ cdef extern from "Python.h":
 def call_each(backend, list keys not None, list namespaces, list times, action, columns, rows):
     """Do what `BaseKeyedStateBackend._call_each` does."""
     cdef list results = []
+    cdef KeyContext context = backend if isinstance(backend, KeyContext) else None
     for row in range(len(keys)) if rows is None else rows:
+        if context is not None:
+            end_objects_of_row(context.core)
         if times is not None:
             backend._event_now = times[row]
         backend.set_current_key(keys[row])

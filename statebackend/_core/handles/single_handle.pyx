@@ -1,7 +1,6 @@
 """Handles of states with one value for a key: `SingleHandle`, and `ValueHandle` of value states."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.codecs.codecs cimport FORM_FLOAT, FORM_LONG, FORM_OBJECT, MAX_STORED, ValueCodec
@@ -10,8 +9,9 @@ from statebackend._core.tables.expiry cimport is_expired, written_at
 from statebackend._core.handles.base_handle cimport NEVER, is_dead, time_of
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.memory.platform cimport likely, unlikely
-from statebackend._core.tables.state_core cimport begin_call, come_out, end_call, go_in
-from statebackend._core.tables.writing cimport restamp, taken_over, write_value
+from statebackend._core.tables.objects cimport object_at
+from statebackend._core.tables.state_core cimport begin_call, come_out, end_call, end_objects, go_in
+from statebackend._core.tables.writing cimport restamp, write_value
 
 
 cdef class SingleHandle(Handle):
@@ -37,7 +37,7 @@ cdef class SingleHandle(Handle):
         self.stamp = NEVER
         try:
             self.slot = self.here()._unshare(self.map, self.slot, &self.context.key)
-            value = <object>(<PyObject **>value_of(self.table, entry_at(self.table.core, self.slot)))[0]
+            value = object_at(value_of(self.table, entry_at(self.table.core, self.slot)))
             self.stamp = entered - 1
         finally:
             come_out(self.core, entered)
@@ -145,14 +145,18 @@ cdef class SingleHandle(Handle):
 
     def _put_stored(self, value, int64_t timestamp):
         """Set the value of the current key, with a timestamp."""
-        self.write(value)
-        if self.ttl:
-            self.forget_bounds()
-            if self.stamp != self.core.calls:    # the watcher, or the old object's end, may have run anything
-                self.find_here()
-                if self.slot == 0:
-                    return
-            (<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0] = timestamp
+        begin_call(self.core)
+        try:
+            self.write(value)
+            if self.ttl:
+                self.forget_bounds()
+                if self.stamp != self.core.calls:    # the watcher may have run anything
+                    self.find_here()
+                    if self.slot == 0:
+                        return
+                (<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0] = timestamp
+        finally:
+            end_call(self.core)
 
     # --- writing ---
 
@@ -196,17 +200,14 @@ cdef class SingleHandle(Handle):
         """Put a stored form in. It belongs to the table afterwards, even if this raises."""
         cdef Table *table = self.table
         cdef int64_t now = self.time_to_write()
-        cdef PyObject *last
-        cdef object _dropped = None      # an object ends with this call, when the table is whole again
-        cdef uint32_t slot = write_value(&table.lane, table, self.map, &self.context.key, self.slot, stored, now, &last)
+        cdef uint32_t slot = write_value(&table.lane, table, self.map, &self.context.key, self.slot, stored, now)
         if unlikely(slot == 0):
             self.codec.drop(self.core, stored)
             self.no_memory()
-        if unlikely(last != NULL):
-            _dropped = taken_over(last)
         self.slot = slot
         if unlikely(self.watcher is not None):
-            self.watcher.note(self, <object>(<PyObject **>stored)[0])
+            self.watcher.note(self, object_at(stored))
+        end_objects(self.core)
         return 0
 
     cdef object stored_copy(self, ValueCodec codec, object value):

@@ -39,13 +39,14 @@ cdef enum Counter:
     LIVE_SNAPSHOTS = 4
     LIVE_DIRECTORIES = 5
     LIVE_BLOCKS = 6
+    LIVE_OBJECTS = 7                     # references to objects of users
 
 cdef struct Probe:
     # One per process. Counts allocations down; from the one that reaches zero up to `fail_until`, they fail.
     int64_t fail_in
     int64_t fail_until
     uint32_t most_extents                # of one arena; 0: as many as refs can name
-    int64_t counters[7]
+    int64_t counters[8]
 
 cdef enum Refusal:
     REFUSED_BY_SYSTEM = 0

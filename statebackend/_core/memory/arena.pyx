@@ -30,7 +30,7 @@ cdef enum:
 cdef Probe the_probe
 memset(&the_probe, 0, sizeof(Probe))
 
-_COUNTER_NAMES = ("extents", "runs", "blobs", "entries", "snapshots", "directories", "blocks")
+_COUNTER_NAMES = ("extents", "runs", "blobs", "entries", "snapshots", "directories", "blocks", "objects")
 
 # Block sizes of blobs: steps of 8 up to 128 and of 16 up to 256, then four steps to every doubling.
 _CLASS_SIZES = [*range(16, 129, 8), *range(144, 257, 16)] + [

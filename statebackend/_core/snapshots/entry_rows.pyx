@@ -7,7 +7,6 @@ of the live tables with the next call.
 import numpy as np
 
 cimport cython
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
@@ -17,6 +16,7 @@ from statebackend._core.tables.cow_map cimport (
     live_elements, namespace_of, thread_of)
 from statebackend._core.tables.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
 from statebackend._core.memory.platform cimport prefetch
+from statebackend._core.tables.objects cimport object_at
 from statebackend._core.tables.state_core cimport StateCore, begin_inside
 from statebackend._core.tables.state_table cimport StateTable, is_null
 from statebackend._core.tables.values cimport CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW
@@ -375,7 +375,7 @@ cdef object objects_of(uint64_t[::1] references):
     cdef int64_t n = references.shape[0], i
     out = np.empty(n, dtype=object)
     for i in range(n):
-        out[i] = <object><PyObject *><uintptr_t>references[i]
+        out[i] = object_at(<const char *>&references[i])
     return out
 
 

@@ -55,7 +55,6 @@ Invariants, verified by `check_map` (of 5, that slots add up and cover the entri
     timestamp of live elements, and whether these are in order.
 """
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -64,6 +63,7 @@ from statebackend._core.memory.arena cimport (
 from statebackend._core.memory.journal cimport Log, LogChunk, chunk_data, log_append
 from statebackend._core.memory.platform cimport (
     add_i64, hash_bytes, hash_int, likely, prefetch, prefetch_write, unlikely)
+from statebackend._core.tables.objects cimport Objects
 
 cdef enum:
     MINIMUM_CAPACITY = 4
@@ -80,7 +80,7 @@ cdef enum:
 cdef enum ValueKind:
     VALUE_FIXED = 0                      # `value_width` bytes in the entry
     VALUE_BLOB = 1                       # Blob *
-    VALUE_OBJECT = 2                     # PyObject *, a reference of the entry's own
+    VALUE_OBJECT = 2                     # PyObject *, a reference of the entry's own; see `objects.pxd`
     VALUE_LIST = 3                       # ListHead, or ExpiringHead if elements have timestamps
     VALUE_ANCHOR = 4                     # uint32 ref of the Anchor of a map state's key
 
@@ -301,6 +301,7 @@ cdef struct Core:
     uint32_t keeps_maps                  # the backend ends: no map is shrunk any more
     uint32_t pending                     # `drain` has something to do; set by any thread
     uint32_t any_released                # a snapshot was released, so `drain` looks at all; set before `pending`
+    Objects objects
     Moves moves
     uint64_t undone                      # counts undos: after one, old entries may be back
     uint64_t seed
@@ -614,7 +615,6 @@ cdef void name_anchor(Table *table, CowMap *map, uint32_t head_slot, uint32_t re
 cdef void drop_anchor(Table *table, uint32_t ref) noexcept nogil
 cdef void append_thread(Table *table, uint32_t slot) noexcept nogil
 cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil
-cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogil
 cdef void drop_list(Table *table, ListChunk *tail) noexcept nogil
 cdef bint segment_for_writing(Core *core, Journal *journal, Log **log) noexcept nogil
 cdef void forget_empty_journals(Core *core) noexcept nogil
@@ -622,7 +622,7 @@ cdef object key_object(Table *table, Entry *entry)
 cdef void forget_moves(Core *core) noexcept nogil
 cdef void drain(Core *core, int64_t budget) noexcept nogil
 cdef void wait_for_others(Core *core) noexcept
-cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, list dropped) except -1
+cdef bint undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried) noexcept nogil
 cdef void drop_written(Core *core, Journal *journal, Log *log) noexcept nogil
 cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) noexcept nogil
 

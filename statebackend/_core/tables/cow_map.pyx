@@ -4,14 +4,11 @@ An operation always works in this order: first everything that can run out of me
 map (clones, page copies, room in logs), then the change itself, which cannot fail.
 """
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport qsort
 from libc.string cimport memcpy, memmove, memset
 
 cdef extern from "Python.h":
-    void Py_INCREF(PyObject *object)
-    void Py_XDECREF(PyObject *object)
     unsigned long PyThread_get_thread_ident() nogil
 
 cdef extern from "unistd.h":
@@ -27,6 +24,7 @@ from statebackend._core.memory.journal cimport (
 from statebackend._core.memory.platform cimport (
     clz64, copy_bytes, likely, load_u32, prefetch_write, same_bytes, spin_lock, spin_unlock, store_ptr, store_u32,
     unlikely)
+from statebackend._core.tables.objects cimport share_object
 from statebackend._core.tables.values cimport drop_value
 
 
@@ -42,6 +40,7 @@ cdef enum:
     SMALL_RUNS = 1024                    # bytes of entries with which no map is too large
     SLOTS_PER_STEP = 8                   # of old runs: what a step looks at
     STEPS_OF_A_MOVE = 4                  # what moving an entry to another slot counts as
+    CHUNKS_AT_ONCE = 2                   # of a list that dies
 
 
 cdef inline int order_for(uint64_t size) noexcept nogil:
@@ -64,8 +63,7 @@ cdef void payload_ref(Table *table, char *payload) noexcept nogil:
     elif kind == VALUE_ANCHOR:
         (<Anchor *>address(table.core.arena, (<uint32_t *>value)[0])).refs += 1
     elif kind == VALUE_OBJECT:
-        with gil:
-            Py_INCREF((<PyObject **>value)[0])
+        share_object(&table.core.objects, value)
 
 
 cdef void payload_drop(Table *table, char *payload) noexcept nogil:
@@ -77,17 +75,11 @@ cdef void payload_drop(Table *table, char *payload) noexcept nogil:
     elif kind == VALUE_ANCHOR:
         drop_anchor(table, (<uint32_t *>value)[0])
     elif kind != VALUE_FIXED:
-        drop_value(table.core.blobs, kind, value)
+        drop_value(table.core, kind, value)
 
 
-cdef void drop_list(Table *table, ListChunk *tail) noexcept nogil:
-    """Drop a list's reference to its chunks. Objects all wait for `drain`, which is called between operations:
-    their finalisers may call anything."""
-    drop_chunks(table, tail, 0 if table.element_kind == VALUE_OBJECT else 2)
-
-
-cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogil:
-    """Drop one reference to a chunk. If a list dies, all but its first few chunks wait for `drain`."""
+cdef void drop_list(Table *table, ListChunk *chunk) noexcept nogil:
+    """Drop a list's reference to its newest chunk. If the list dies, all but a few chunks wait for `drain`."""
     cdef ListChunk *older
     cdef uint32_t i, offset = 8 if table.element_has_timestamp else 0
     cdef int freed = 0
@@ -95,7 +87,7 @@ cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogi
         chunk.refs -= 1
         if chunk.refs:
             return
-        if freed == at_once:
+        if freed == CHUNKS_AT_ONCE:
             if table.dead_chunks == NULL:
                 table.next_dead_lists = table.core.dead_lists
                 table.core.dead_lists = table
@@ -105,7 +97,7 @@ cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogi
             return
         if table.element_kind != VALUE_FIXED:
             for i in range(chunk.used):
-                drop_value(table.core.blobs, table.element_kind,
+                drop_value(table.core, table.element_kind,
                            elements_of(table, chunk) + <uint64_t>i * table.element_width + offset)
         older = chunk.prev
         block_free(table.core.blobs, chunk, chunk_bytes(table, chunk))
@@ -284,11 +276,7 @@ cdef inline void slot_return(Table *table, CowMap *map, uint32_t slot) noexcept 
 cdef void slot_free(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
     """Free a slot that no chain, journal or snapshot names; the last one gives the map's memory back."""
     cdef Entry *entry = entry_at(table.core, slot)
-    cdef PyObject *last = NULL
-    if table.layout.value_kind == VALUE_OBJECT:
-        last = (<PyObject **>value_of(table, entry))[0]
-    else:
-        payload_drop(table, payload_of(table, entry))
+    payload_drop(table, payload_of(table, entry))
     if table.layout.key_is_blob:
         blob_drop(table.core.blobs, <Blob *>entry.key)
     if table.layout.off_namespace:
@@ -296,9 +284,6 @@ cdef void slot_free(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
     slot_return(table, map, slot)
     if map.used == 0:
         map_clear_storage(table, map)
-    if last != NULL:
-        with gil:                        # when the map is whole: a finaliser may call anything
-            Py_XDECREF(last)
 
 
 cdef void release_run(Core *core, uint32_t ref, int order, uint32_t *freed) noexcept nogil:
@@ -1259,22 +1244,13 @@ cdef bint reserve_moves(Core *core, uint64_t more) noexcept nogil:
     return True
 
 
-cdef int keep_object(Table *table, char *payload, list dropped) except -1:
-    """Delay the end of an object until the undo is over: its finaliser may call anything."""
-    cdef char *value = payload + (table.layout.off_value - table.layout.off_payload)
-    if table.layout.value_kind == VALUE_OBJECT and (<PyObject **>value)[0] != NULL:
-        dropped.append(<object>(<PyObject **>value)[0])
-    return 0
-
-
-cdef bint undo_write(Lane *lane, Table *table, CowMap *map, uint32_t slot, char *payload, list dropped) except -1:
+cdef bint undo_write(Lane *lane, Table *table, CowMap *map, uint32_t slot, char *payload) noexcept nogil:
     cdef Entry *entry = entry_at(lane.core, slot)
     if entry.version < lane.core.highest_required_snapshot_version:
         slot = own_entry(lane, table, map, slot, hash_of(table, entry))
         if slot == 0:
             return False
         entry = entry_at(lane.core, slot)
-    keep_object(table, payload_of(table, entry), dropped)
     payload_drop(table, payload_of(table, entry))
     memcpy(payload_of(table, entry), payload, table.layout.payload_width)
     entry.version = lane.core.state_version
@@ -1309,7 +1285,7 @@ cdef bint undo_bytes(Lane *lane, Table *table, CowMap *map, uint32_t slot, const
     return True
 
 
-cdef bint undo_insert(Lane *lane, Table *table, CowMap *map, uint32_t slot, list dropped) except -1:
+cdef bint undo_insert(Lane *lane, Table *table, CowMap *map, uint32_t slot) noexcept nogil:
     cdef Core *core = lane.core
     cdef uint32_t hash = hash_of(table, entry_at(core, slot))
     cdef bint shared = entry_at(core, slot).version < core.highest_required_snapshot_version
@@ -1320,7 +1296,6 @@ cdef bint undo_insert(Lane *lane, Table *table, CowMap *map, uint32_t slot, list
     if shared:
         push_retired(retired_log(lane), table, map.group, slot)
     else:
-        keep_object(table, payload_of(table, entry_at(core, slot)), dropped)
         slot_free(table, map, slot)
     return True
 
@@ -1332,7 +1307,7 @@ cdef inline void carry_move(Log *carried, Table *table, CowMap *map, uint32_t sl
     (<uint64_t *>(room + 8))[0] = trailer(RECORD_MOVED, table, map.group, slot)
 
 
-cdef bint undo_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, Log *carried) noexcept:
+cdef bint undo_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, Log *carried) noexcept nogil:
     cdef Core *core = lane.core
     cdef Entry *entry = entry_at(core, slot)
     cdef uint32_t hash = hash_of(table, entry), back = slot
@@ -1416,8 +1391,8 @@ cdef inline void prefetch_undo(Core *core, char *end) noexcept nogil:
         prefetch_write(&core.moves.pairs[2 * first_place(&core.moves, slot)])
 
 
-cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, list dropped) except -1:
-    """Reverse the newest records of `log` until `down_to` are left; 0 when memory ran out midway.
+cdef bint undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried) noexcept nogil:
+    """Reverse the newest records of `log` until `down_to` are left; False when memory ran out midway.
 
     Reversed records are off the log, so the call can be repeated. Call `forget_moves` before an undo that begins a new
     `carried`, and at the end.
@@ -1434,47 +1409,45 @@ cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, li
     for i in range(2):
         if journal.tables[i] != NULL:
             journal.tables[i].lane.override = carried
-    try:
-        while done and not log_empty(core.arena, log) and log.records > down_to:
-            if core.newest != NULL and log.last.used >= 16 * (RECLAIM_AHEAD + 1):
-                prefetch_undo(core, chunk_data(log.last) + log.last.used - 16 * RECLAIM_AHEAD)
-            last = log_last_trailer(log)
-            op = <int>(last >> 56)
-            table = journal.tables[(last >> 48) & 0xFF]
-            map = table.maps[((last >> 32) & 0xFFFF) - table.first_group]
-            slot = <uint32_t>last
-            end = chunk_data(log.last) + log.last.used
-            width = 8
-            done = see_snapshots(core, map) and absorb_moves(journal, carried)
-            if not done:
-                break
-            if op == RECORD_MOVED or op == RECORD_REPLACED:
-                width = 16
-                clone = <uint32_t>(<uint64_t *>(end - 16))[0]
-                if op == RECORD_REPLACED:
-                    done = undo_write(&table.lane, table, map, current_slot(core, clone),
-                                      payload_of(table, entry_at(core, slot)), dropped)
-                    if done:
-                        payload_ref(table, payload_of(table, entry_at(core, slot)))      # the slot keeps it, too
-                done = done and log_reserve(core.arena, carried, 16)
+    while done and not log_empty(core.arena, log) and log.records > down_to:
+        if core.newest != NULL and log.last.used >= 16 * (RECLAIM_AHEAD + 1):
+            prefetch_undo(core, chunk_data(log.last) + log.last.used - 16 * RECLAIM_AHEAD)
+        last = log_last_trailer(log)
+        op = <int>(last >> 56)
+        table = journal.tables[(last >> 48) & 0xFF]
+        map = table.maps[((last >> 32) & 0xFFFF) - table.first_group]
+        slot = <uint32_t>last
+        end = chunk_data(log.last) + log.last.used
+        width = 8
+        done = see_snapshots(core, map) and absorb_moves(journal, carried)
+        if not done:
+            break
+        if op == RECORD_MOVED or op == RECORD_REPLACED:
+            width = 16
+            clone = <uint32_t>(<uint64_t *>(end - 16))[0]
+            if op == RECORD_REPLACED:
+                done = undo_write(&table.lane, table, map, current_slot(core, clone),
+                                  payload_of(table, entry_at(core, slot)))
                 if done:
-                    carry_move(carried, table, map, slot, clone)
-            elif op == RECORD_REMOVE:
-                done = undo_remove(&table.lane, table, map, slot, carried)
-            elif op == RECORD_INSERT:
-                done = undo_insert(&table.lane, table, map, current_slot(core, slot), dropped)
-            elif op == RECORD_BYTES:
-                width = record_width(table, end)
-                done = undo_bytes(&table.lane, table, map, current_slot(core, slot), end)
-            else:
-                width += (table.layout.payload_width + 7) & ~7u
-                done = undo_write(&table.lane, table, map, current_slot(core, slot), end - width, dropped)
+                    payload_ref(table, payload_of(table, entry_at(core, slot)))      # the slot keeps it, too
+            done = done and log_reserve(core.arena, carried, 16)
             if done:
-                log_pop(core.arena, log, width)
-    finally:
-        for i in range(2):
-            if journal.tables[i] != NULL:
-                journal.tables[i].lane.override = NULL
+                carry_move(carried, table, map, slot, clone)
+        elif op == RECORD_REMOVE:
+            done = undo_remove(&table.lane, table, map, slot, carried)
+        elif op == RECORD_INSERT:
+            done = undo_insert(&table.lane, table, map, current_slot(core, slot))
+        elif op == RECORD_BYTES:
+            width = record_width(table, end)
+            done = undo_bytes(&table.lane, table, map, current_slot(core, slot), end)
+        else:
+            width += (table.layout.payload_width + 7) & ~7u
+            done = undo_write(&table.lane, table, map, current_slot(core, slot), end - width)
+        if done:
+            log_pop(core.arena, log, width)
+    for i in range(2):
+        if journal.tables[i] != NULL:
+            journal.tables[i].lane.override = NULL
     return done
 
 
@@ -1528,7 +1501,6 @@ cdef void drop_written(Core *core, Journal *journal, Log *log) noexcept nogil:
     cdef int op
     cdef uint32_t width
     cdef Table *table
-    cdef char payload[64]
     while log.held != 0 and not log_empty(core.arena, log):
         last = log_last_trailer(log)
         op = <int>(last >> 56)
@@ -1536,9 +1508,8 @@ cdef void drop_written(Core *core, Journal *journal, Log *log) noexcept nogil:
         width = record_width(table, chunk_data(log.last) + log.last.used)
         if op == RECORD_WRITE and table.layout.value_kind == VALUE_BLOB:
             ask_for_written(log, table)
-            memcpy(payload, chunk_data(log.last) + log.last.used - width, table.layout.payload_width)
+            payload_drop(table, chunk_data(log.last) + log.last.used - width)
             log_pop(core.arena, log, width)
-            payload_drop(table, payload)
         elif op == RECORD_INSERT or op == RECORD_BYTES:
             log_pop(core.arena, log, width)
         else:
@@ -1553,7 +1524,6 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
     cdef Table *table
     cdef CowMap *map
     cdef Snapshot *holder
-    cdef char payload[64]                # as large as any payload that refers to something
     while budget[0] > 0 and not log_empty(core.arena, log):
         if log.held == 0:
             budget[0] -= 16
@@ -1566,45 +1536,28 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
         width = record_width(table, chunk_data(log.last) + log.last.used)
         if op == RECORD_WRITE or op == RECORD_COPIED:
             ask_for_written(log, table)
-            # Take it off the log first: an object's finaliser may call anything.
-            memcpy(payload, chunk_data(log.last) + log.last.used - width, table.layout.payload_width
-                   if table.layout.value_kind != VALUE_FIXED else 0)
-            log_pop(core.arena, log, width)
-            payload_drop(table, payload)
-            continue
+            payload_drop(table, chunk_data(log.last) + log.last.used - width)
         elif op == RECORD_REMOVE or op == RECORD_MOVED or op == RECORD_REPLACED:
             map = table.maps[((last >> 32) & 0xFFFF) - table.first_group]
             holder = holder_of(core, log.last.until)
             if holder != NULL and not log_reserve(core.arena, &holder.retired, 16):
                 return
-            log_pop(core.arena, log, width)
             let_go(core, holder, table, map, <uint32_t>last)
-            continue
         log_pop(core.arena, log, width)
 
 
 cdef void reclaim_journals(Core *core, int64_t *budget) noexcept nogil:
-    """Reclaim what is dead in journals. Each is off the list meanwhile: an object's finaliser may call anything."""
+    """Reclaim what is dead in journals."""
+    cdef Journal **link = &core.dying_journals
     cdef Journal *journal
-    cdef Journal *blocked = NULL         # for which there was no memory
-    while budget[0] > 0 and core.dying_journals != NULL:
-        journal = core.dying_journals
-        core.dying_journals = journal.next_dying
-        journal.is_dying = False
+    while budget[0] > 0 and link[0] != NULL:
+        journal = link[0]
         reclaim_log(core, journal, &journal.dead, budget)
-        if journal.dead.last != NULL and not journal.is_dying:
-            journal.is_dying = True
-            if budget[0] > 0:
-                journal.next_dying = blocked
-                blocked = journal
-            else:
-                journal.next_dying = core.dying_journals
-                core.dying_journals = journal
-    while blocked != NULL:
-        journal = blocked
-        blocked = journal.next_dying
-        journal.next_dying = core.dying_journals
-        core.dying_journals = journal
+        if journal.dead.last == NULL:
+            journal.is_dying = False
+            link[0] = journal.next_dying
+        elif budget[0] > 0:              # there was no memory: go on with the others
+            link = &journal.next_dying
 
 
 cdef void reclaim_garbage(Core *core, int64_t *budget) noexcept nogil:
@@ -1631,7 +1584,7 @@ cdef void reclaim_garbage(Core *core, int64_t *budget) noexcept nogil:
 
 
 cdef void reclaim_lists(Core *core, int64_t *budget) noexcept nogil:
-    """Drop chunks of dropped lists. Take each off its list first: an object's finaliser may call anything."""
+    """Drop chunks of dropped lists."""
     cdef Table *table
     cdef ListChunk *chunk
     while budget[0] > 0 and core.dead_lists != NULL:
@@ -1642,7 +1595,7 @@ cdef void reclaim_lists(Core *core, int64_t *budget) noexcept nogil:
         if table.dead_chunks == NULL:
             core.dead_lists = table.next_dead_lists
         chunk.refs = 1
-        drop_chunks(table, chunk, 2)
+        drop_list(table, chunk)
 
 
 cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil:

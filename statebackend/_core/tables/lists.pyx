@@ -16,7 +16,6 @@ next newer one, these chunks have a second link.
 """
 
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -27,11 +26,9 @@ from statebackend._core.tables.cow_map cimport (
     chunk_header, drop_list, element_timestamp, elements_of, entry_at, live_elements, new_stamp, next_chunk_of,
     slot_for_write, stamp_element, value_of)
 from statebackend._core.tables.expiry cimport is_expired
+from statebackend._core.tables.objects cimport share_object
 from statebackend._core.tables.values cimport drop_value
 from statebackend._core.tables.writing cimport slot_to_write
-
-cdef extern from "Python.h":
-    void Py_INCREF(PyObject *object)
 
 cdef enum:
     LIST_FIRST_BYTES = 64
@@ -254,8 +251,7 @@ cdef void refer_to_element(Table *table, char *element) noexcept nogil:
     if table.element_kind == VALUE_BLOB:
         (<Blob **>value)[0].refs += 1
     elif table.element_kind == VALUE_OBJECT:
-        with gil:
-            Py_INCREF((<PyObject **>value)[0])
+        share_object(&table.core.objects, value)
 
 
 cdef void drop_elements(Table *table, char *elements, uint64_t n) noexcept nogil:
@@ -264,7 +260,7 @@ cdef void drop_elements(Table *table, char *elements, uint64_t n) noexcept nogil
     if table.element_kind == VALUE_FIXED:
         return
     for i in range(n):
-        drop_value(table.core.blobs, table.element_kind,
+        drop_value(table.core, table.element_kind,
                    elements + i * table.element_width + (8 if table.element_has_timestamp else 0))
 
 

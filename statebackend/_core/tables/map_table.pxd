@@ -1,6 +1,5 @@
 """Map states: two tables with one journal."""
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.memory.arena cimport address
@@ -25,11 +24,10 @@ cdef bint remove_threaded(Lane *head_lane, Table *heads, CowMap *head_map, CoreK
 
 cdef inline uint32_t put_threaded(Lane *head_lane, Table *heads, CowMap *head_map, CoreKey *head, uint32_t head_slot,
                                   Lane *lane, Table *table, CowMap *map, CoreKey *inner, uint32_t slot,
-                                  const char *value, int64_t timestamp, PyObject **last) noexcept nogil:
+                                  const char *value, int64_t timestamp) noexcept nogil:
     """`write_value` for a map entry. A new one goes to the end, and its key gets a head if `head_slot` is 0."""
     if slot:
-        return write_value(lane, table, map, inner, slot, value, timestamp, last)
-    last[0] = NULL
+        return write_value(lane, table, map, inner, slot, value, timestamp)
     slot = insert_threaded(head_lane, heads, head_map, head, head_slot, lane, table, map, inner)
     if slot:
         put_value(table, slot, True, value, timestamp)
@@ -88,7 +86,7 @@ cdef class MapTable:
     cdef uint32_t locate_entry(self, object key, object map_key, uint32_t namespace, CoreKey *head,
                                uint32_t *head_slot, CoreKey *inner, CowMap **inner_map) except? 0
     cdef uint32_t put_at(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, uint32_t slot, const char *value,
-                         int64_t timestamp, PyObject **last) noexcept
+                         int64_t timestamp) noexcept
     cdef int clear_at(self, CoreKey *head) except -1
     cdef bint unlink_all(self, CoreKey *head) noexcept
-    cdef object unlink(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, uint32_t slot)
+    cdef int unlink(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, uint32_t slot) except -1

@@ -9,7 +9,6 @@ Putting or removing one map key writes, copies and journals one entry, however l
 exactly while its map has entries.
 """
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memset
 
@@ -23,7 +22,6 @@ from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.tables.state_core cimport StateCore, discard_log
 from statebackend._core.tables.state_table cimport StateTable
 from statebackend._core.tables.values cimport CODE_LIST, drop_value
-from statebackend._core.tables.writing cimport object_at, taken_over
 
 from statebackend.errors import UsageError
 
@@ -128,8 +126,6 @@ cdef class MapTable:
         cdef uint32_t head_slot = 0, slot
         cdef char room[8]
         cdef char *stored
-        cdef PyObject *last = NULL
-        cdef object _dropped = None      # ends with this call, when the table is whole again
         cdef Table *table
         self.owner.enter()
         try:
@@ -137,18 +133,17 @@ cdef class MapTable:
             stored = self.entries.store_own(value, room)
             try:
                 slot = self.locate_entry(key, map_key, namespace, &head, &head_slot, &inner, &map)
-                if not self.put_at(&head, head_slot, &inner, slot, stored, timestamp, &last):
+                if not self.put_at(&head, head_slot, &inner, slot, stored, timestamp):
                     self.owner.out_of_memory()
             except BaseException:
                 if stored != NULL:
-                    drop_value(self.owner.arena.blobs, table.layout.value_kind, stored)
+                    drop_value(table.core, table.layout.value_kind, stored)
                 raise
-            _dropped = taken_over(last)
         finally:
             self.owner.leave()
 
     cdef uint32_t put_at(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, uint32_t slot, const char *value,
-                         int64_t timestamp, PyObject **last) noexcept:
+                         int64_t timestamp) noexcept:
         """Set the entry at `slot`, or add one if that is 0, with its key's head if `head_slot` is 0.
 
         Returns its slot, 0 without memory; see `write_value`.
@@ -166,7 +161,7 @@ cdef class MapTable:
                     or not before_operation(&heads.lane, heads, head_map)):
                 return 0
         return put_threaded(&heads.lane, heads, head_map, head, head_slot, &table.lane, table, map, inner, slot, value,
-                            timestamp, last)
+                            timestamp)
 
     def remove(self, key, map_key, uint32_t namespace=0):
         """Remove one entry; the last one removes the key. Return True if it existed. O(1) expected."""
@@ -174,37 +169,38 @@ cdef class MapTable:
         cdef CoreKey inner
         cdef CowMap *map = NULL
         cdef uint32_t head_slot = 0, slot
-        cdef object _dropped = None      # ends with this call, when both tables are whole again
         self.owner.enter()
         try:
             slot = self.locate_entry(key, map_key, namespace, &head, &head_slot, &inner, &map)
             if slot == 0:
                 return False
-            _dropped = self.unlink(&head, head_slot, &inner, slot)
+            self.unlink(&head, head_slot, &inner, slot)
             return True
         finally:
             self.owner.leave()
 
-    cdef object unlink(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, uint32_t slot):
-        """Remove an entry, and the head with the last one. Returns the object that it held, for the caller to drop."""
-        cdef object last = object_at(self.entries.table, slot)
+    cdef int unlink(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, uint32_t slot) except -1:
+        """Remove an entry, and the head with the last one."""
         if not remove_threaded(&self.heads.table.lane, self.heads.table, self.heads.map_or_null(head.group), head,
                                head_slot, &self.entries.table.lane, self.entries.table,
                                self.entries.map_or_null(head.group), inner, slot):
             self.owner.out_of_memory()
-        return last
+        return 0
 
     def clear(self, key, uint32_t namespace=0):
         """Remove all entries of a key; return True if there were any. O(entries of the key)."""
         cdef CoreKey head
         cdef CowMap *map
-        self.heads.usable()
-        self.heads.split_key(key, namespace, &head)
-        map = self.heads.map_or_null(head.group)
-        if map == NULL or find(self.heads.table, map, &head) == 0:
-            return False
-        self.clear_at(&head)
-        return True
+        self.owner.enter()
+        try:
+            self.heads.split_key(key, namespace, &head)
+            map = self.heads.map_or_null(head.group)
+            if map == NULL or find(self.heads.table, map, &head) == 0:
+                return False
+            self.clear_at(&head)
+            return True
+        finally:
+            self.owner.leave()
 
     cdef int clear_at(self, CoreKey *head) except -1:
         """Remove all entries of a key that has some. All or nothing: removed slots are kept until the last is out."""
@@ -215,25 +211,21 @@ cdef class MapTable:
         cdef Log removed
         cdef Log *log = NULL
         cdef bint done
-        owner.enter()
-        try:
-            if core.journal_version and not segment_for_writing(core, heads.journal, &log):
-                owner.out_of_memory()
-            memset(&removed, 0, sizeof(Log))
-            removed.until = core.highest_required_snapshot_version
-            table.lane.override = heads.lane.override = &removed
-            done = self.unlink_all(head)
-            table.lane.override = heads.lane.override = NULL
-            if not done:                 # undone before an error is made: that may run finalisers
-                owner.undo_call(heads.journal, &removed)
-                owner.out_of_memory()
-            if log != NULL:
-                log_append(core.arena, log, &removed)
-            else:
-                discard_log(core, heads.journal, &removed)
-        finally:
-            owner.leave()
-            owner.end_dropped()
+        owner.calls += 1
+        if core.journal_version and not segment_for_writing(core, heads.journal, &log):
+            owner.out_of_memory()
+        memset(&removed, 0, sizeof(Log))
+        removed.until = core.highest_required_snapshot_version
+        table.lane.override = heads.lane.override = &removed
+        done = self.unlink_all(head)
+        table.lane.override = heads.lane.override = NULL
+        if not done:
+            owner.undo_call(heads.journal, &removed)
+            owner.out_of_memory()
+        if log != NULL:
+            log_append(core.arena, log, &removed)
+        else:
+            discard_log(core, heads.journal, &removed)
         return 0
 
     cdef bint unlink_all(self, CoreKey *head) noexcept:
@@ -249,8 +241,6 @@ cdef class MapTable:
             if not (before_operation(&heads.lane, heads, head_map) and before_operation(&table.lane, table, map)):
                 return False
             head_slot = find(self.heads.table, head_map, head)
-            if head_slot == 0:
-                break                    # a finaliser was quicker
             slot = head_anchor(heads, head_slot).first
             more = slot != head_anchor(heads, head_slot).last
             inner.hash = hash_of(table, entry_at(table.core, slot))

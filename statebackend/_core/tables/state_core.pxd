@@ -5,7 +5,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from statebackend._core.memory.arena cimport Arena
 from statebackend._core.tables.cow_map cimport Core, Journal, Snapshot
 from statebackend._core.memory.journal cimport Log
+from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.namespaces cimport NamespaceTable
+from statebackend._core.tables.objects cimport end_dead
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
@@ -35,10 +37,6 @@ cdef class StateCore:
     cdef unsigned long inside_thread     # the thread of both
     cdef list later                      # callables that run at the end of the outermost call
     cdef int process                     # the process that made the core
-    cdef bint is_ending                  # `after_close` is at work
-    cdef uint32_t reclaiming             # `reclaim` is at work: more than once only from finalisers
-    # For undoing, which makes no objects: a collection could run finalisers that see what is half undone.
-    cdef list dropped                    # objects that end when the call is over
     cdef int enter(self) except -1
     cdef int enter_step(self) except -1
     cdef Py_ssize_t place_of(self, Mark mark) noexcept
@@ -48,7 +46,6 @@ cdef class StateCore:
     cdef int settle(self) except -1
     cdef int occupy(self) except -1
     cdef void vacate(self) noexcept
-    cdef int end_dropped(self) except -1
     cdef void leave(self) noexcept
     cdef void after_close(self) noexcept
     cdef int out_of_memory(self) except -1
@@ -76,8 +73,19 @@ cdef class Mark:
 
 cdef void discard_log(Core *core, Journal *journal, Log *log) noexcept nogil
 
+cdef inline void end_objects(StateCore core) noexcept:
+    # The outermost call is over: drop the objects that it let go of.
+    if unlikely(core.core.objects.n_dead != 0) and not (core.inside or core.under_way or core.core.busy):
+        end_dead(&core.core.objects)
+
+cdef inline void end_objects_of_row(StateCore core) noexcept:
+    # The same between the rows of a call, each of which is a call of its own: a batch could let go of a great many.
+    if unlikely(core.core.objects.n_dead != 0) and not (core.inside or core.core.busy):
+        end_dead(&core.core.objects)
+
 cdef inline void begin_call(StateCore core) noexcept:
-    # A call begins that may run the user's code: deferred callables wait until `end_call`.
+    # A call begins that may run the user's code, or lets go of objects before it is done: deferred callables and dead
+    # objects wait until `end_call`.
     core.under_way += 1
     core.inside_thread = PyThread_get_thread_ident()
 
@@ -101,4 +109,6 @@ cdef inline uint64_t go_in(StateCore core) noexcept:
 cdef inline void come_out(StateCore core, uint64_t entered) noexcept:
     if core.calls == entered:            # nothing was called: what handles remember is still so
         core.calls = entered - 1
-    core.leave()
+    core.inside -= 1
+    if unlikely(core.closed):
+        core.after_close()

@@ -7,15 +7,16 @@ While the user's code runs `inside` a call, other calls are refused. `close()`, 
 take effect at the end of the outermost call. Code that releases the GIL halfway is `busy`: calls of other threads are
 refused, and `close()` and snapshots of other threads wait.
 
-Finalisers of objects may use the backend that held them, or any other object: a collection runs them wherever a Python
-object is made, on any thread. So nothing is half changed where objects are made or dropped. Code that reads state while
-it makes objects is `inside`.
+Objects that the state lets go of end between calls (`end_objects`). But a collection runs the finalisers of other
+objects wherever a Python object is made, on any thread, and they may use the backend. So nothing is half changed where
+objects are made. Code that reads state while it makes objects is `inside`.
 """
 
 import os
 from functools import partial
 
 cimport cython
+from cpython.mem cimport PyMem_RawFree
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove, memset
@@ -31,7 +32,7 @@ from statebackend._core.tables.cow_map cimport (
 from statebackend._core.memory.journal cimport Log, LogChunk, chunk_data, log_append, log_clear
 from statebackend._core.tables.invariants cimport check_logs
 from statebackend._core.tables.namespaces cimport new_namespaces
-from statebackend._core.memory.platform cimport load_u32, spin_lock, spin_unlock, store_u32, unlikely
+from statebackend._core.memory.platform cimport spin_lock, spin_unlock, store_u32, unlikely
 
 from statebackend.errors import ClosedError, MemoryLimitError, UsageError, overlapping_call
 
@@ -73,15 +74,17 @@ cdef class StateCore:
         self.arena.set_limit(max_bytes)
         self.core.arena = &self.arena.core
         self.core.blobs = self.arena.blobs
+        self.core.objects.probe = self.arena.budget.probe
         self.namespaces = new_namespaces(&self.core)
         self.core.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         self.open_marks = []
-        self.dropped = []
         self.later = []
         self.process = getpid()
 
     def __dealloc__(self):
         teardown(&self.core)
+        end_dead(&self.core.objects)
+        PyMem_RawFree(self.core.objects.dead)
         if self.namespaces is not None:
             self.namespaces.free_storage()
             self.namespaces.core = NULL
@@ -109,18 +112,13 @@ cdef class StateCore:
 
     cdef void after_close(self) noexcept:
         """Free the state of a closed backend once no call is inside and no snapshot is left."""
-        if self.inside or self.core.busy or self.is_ending or self.reclaiming:
-            # A finaliser closed it, or released the last view: the outermost call comes back here, or continues below.
-            return
-        self.is_ending = True
-        self.core.pending = 1
-        while load_u32(&self.core.pending):      # finalisers, and other threads meanwhile, may release views
-            drain(&self.core, RECLAIM_AT_CLOSE)
-            if self.core.newest == NULL:
-                teardown(&self.core)
-                self.arena.leave()
-                break
-        self.is_ending = False
+        if self.inside or self.core.busy:
+            return                       # the outermost call comes back here
+        drain(&self.core, RECLAIM_AT_CLOSE)
+        if self.core.newest == NULL:
+            teardown(&self.core)
+            self.arena.leave()
+        end_objects(self)
 
     cdef int refuse(self) except -1:
         """Raise in a call that finds the backend closed, or another call in progress."""
@@ -134,7 +132,8 @@ cdef class StateCore:
         """Run what was deferred to the end of the outermost call."""
         while self.later and not self.inside and not self.under_way and not self.core.busy:
             self.later.pop(0)()
-        return 0 if self.inside else self.end_dropped()
+        end_objects(self)
+        return 0
 
     def _do_later(self, deferred):
         """Call `deferred` at the end of the outermost call."""
@@ -159,14 +158,6 @@ cdef class StateCore:
         store_u32(&self.core.busy, self.core.busy - 1)
         if unlikely(self.closed):
             self.after_close()
-
-    cdef int end_dropped(self) except -1:
-        """Drop the objects that an undo has kept alive. Their finalisers may call anything."""
-        cdef list _dropped
-        if self.dropped:
-            _dropped = self.dropped
-            self.dropped = []
-        return 0
 
     cdef int enter(self) except -1:
         if unlikely(self.closed or self.core.busy or self.inside):
@@ -194,21 +185,18 @@ cdef class StateCore:
 
     cdef void reclaim(self, int64_t budget) noexcept:
         """Take up to `budget` steps of what waits to be done. Nobody may remember a slot meanwhile."""
-        self.reclaiming += 1
         drain(&self.core, budget)
-        self.reclaiming -= 1
-        if unlikely(self.closed):        # a finaliser did
-            self.after_close()
-            return
-        self.calls += 1                  # finalisers may have looked for slots, and others were moved since
+        self.calls += 1                  # entries may have moved
         self.reclaims += 1
         if self.reclaims % RECLAIMS_PER_LOOK == 0:
             give_back_unused(&self.arena.core)
+        end_objects(self)
 
     cdef void leave(self) noexcept:
         self.inside -= 1
         if unlikely(self.closed):
             self.after_close()
+        end_objects(self)
 
     cdef int out_of_memory(self) except -1:
         """Raise the proper error after an operation ran out of memory."""
@@ -285,9 +273,6 @@ cdef class StateCore:
             forget_moves(&self.core)
             self.arena.budget.limit = limit
             self.leave()
-            self.core.pending = 1        # or the next call drops them
-            if not self.inside:
-                self.end_dropped()
 
     cdef int undo_to(self, Journal *journal, uint32_t version) except -1:
         forget_moves(&self.core)
@@ -296,8 +281,7 @@ cdef class StateCore:
         if journal.carried.last != NULL:         # of an undo that memory ended: new records go behind its own
             journal.carried.last.until = journal.carried.until
         while journal.n_segments and journal.segments[journal.n_segments - 1].version >= version:
-            if not undo_log(journal, &journal.segments[journal.n_segments - 1].log, 0, &journal.carried,
-                            self.dropped):
+            if not undo_log(journal, &journal.segments[journal.n_segments - 1].log, 0, &journal.carried):
                 raise MemoryError("no memory to finish a rollback; make room and call it again")
             journal.n_segments -= 1
         return 0
@@ -321,8 +305,7 @@ cdef class StateCore:
     cdef int undo_failed(self, Journal *journal, Log *log, uint64_t down_to, Log *carried) except -1:
         """Reverse the effects of a failed call. If the little memory for that is missing twice, the backend ends."""
         # Reversed records are off the log: the second attempt continues.
-        if undo_log(journal, log, down_to, carried, self.dropped) \
-                or undo_log(journal, log, down_to, carried, self.dropped):
+        if undo_log(journal, log, down_to, carried) or undo_log(journal, log, down_to, carried):
             return 0
         let_die(&self.core, journal, log)
         self.give_up(journal, carried)
@@ -371,7 +354,7 @@ cdef class StateCore:
             return
         self.enter_step()
         try:
-            if self.closed or not mark.is_open:  # a finaliser was first
+            if not mark.is_open:         # a finaliser was first, before the call began
                 return
             mark.is_open = False
             is_newest = self.open_marks[len(self.open_marks) - 1] is mark

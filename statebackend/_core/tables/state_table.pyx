@@ -6,7 +6,6 @@ Batches are in `kernels.pyx`.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.long cimport PyLong_AsLongLong
-from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
@@ -20,16 +19,16 @@ from statebackend._core.tables.invariants cimport check_map
 from statebackend._core.key_groups cimport HashPlan, hash_canonical_bytes, hash_canonical_int, pmod_group
 from statebackend._core.tables.lists cimport list_append
 from statebackend._core.memory.platform cimport unlikely
+from statebackend._core.tables.objects cimport object_at, take_object
 from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.tables.values cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT8, CODE_INT16, CODE_INT32, CODE_INT64,
-    CODE_LIST, CODE_OBJECT, CODE_RAW, MAX_BYTES, blob_of_value, drop_value, store_number, store_object)
-from statebackend._core.tables.writing cimport object_at, taken_over, write_value
+    CODE_LIST, CODE_OBJECT, CODE_RAW, MAX_BYTES, blob_of_value, drop_value, store_number)
+from statebackend._core.tables.writing cimport write_value
 
 from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
 
 cdef extern from "Python.h":
-    void Py_INCREF(PyObject *object)
     bint PyLong_CheckExact(object o)
     bint PyBytes_CheckExact(object o)
 
@@ -272,7 +271,7 @@ cdef class StateTable:
         """Make the stored form of a value: in `room`, or of raw bytes the value's own bytes. A reference is new."""
         cdef Blob *blob
         if code == CODE_OBJECT:
-            store_object(value, room)
+            take_object(&self.owner.core.objects, value, room)
         elif code == CODE_RAW:
             if not PyBytes_CheckExact(value) or PyBytes_GET_SIZE(value) != width:
                 refuse(value, code, width)
@@ -314,9 +313,7 @@ cdef class StateTable:
         cdef uint32_t slot
         cdef char room[8]
         cdef char *stored
-        cdef PyObject *last = NULL
         cdef Table *table
-        cdef object _dropped = None      # ends with this call, when the table is whole again
         self.owner.enter()
         try:
             table = self.table
@@ -329,13 +326,12 @@ cdef class StateTable:
                 if not before_operation(&table.lane, table, map):
                     self.owner.out_of_memory()
                 slot = find(table, map, &k)
-                if not write_value(&table.lane, table, map, &k, slot, stored, timestamp, &last):
+                if not write_value(&table.lane, table, map, &k, slot, stored, timestamp):
                     self.owner.out_of_memory()
             except BaseException:
                 if stored != NULL:
-                    drop_value(self.owner.arena.blobs, table.layout.value_kind, stored)
+                    drop_value(table.core, table.layout.value_kind, stored)
                 raise
-            _dropped = taken_over(last)
         finally:
             self.owner.leave()
 
@@ -363,7 +359,7 @@ cdef class StateTable:
         version = (<uint32_t *>(<char *>entry + table.layout.off_value_version))[0]
         if version >= core.highest_required_snapshot_version and version >= core.journal_version:
             return slot
-        shared = <object>(<PyObject **>value_of(table, entry))[0]
+        shared = object_at(value_of(table, entry))
         if shared is None:               # in a map, beside objects that can be copied
             return slot
         fresh = self.copy_value(shared)
@@ -371,7 +367,7 @@ cdef class StateTable:
         if self.owner.closed:
             raise ClosedError("the backend was closed while an object of it was copied")
         slot = find(self.table, map, k)
-        if slot == 0 or <object>(<PyObject **>value_of(table, entry_at(core, slot)))[0] is not shared:
+        if slot == 0 or object_at(value_of(table, entry_at(core, slot))) is not shared:
             raise RuntimeError("the state changed while an object of it was copied")
         if not see_snapshots(core, map):
             self.owner.out_of_memory()
@@ -384,9 +380,8 @@ cdef class StateTable:
             if not keep_payload(&table.lane, table, map, slot, RECORD_COPIED, &kept):
                 self.owner.out_of_memory()
         if not kept:
-            payload_drop(table, payload_of(table, entry))      # not the last reference: `shared` is one
-        Py_INCREF(<PyObject *>fresh)
-        (<PyObject **>value_of(table, entry))[0] = <PyObject *>fresh
+            payload_drop(table, payload_of(table, entry))
+        take_object(&core.objects, fresh, value_of(table, entry))
         set_value_version(table, entry, core.state_version)
         return slot
 
@@ -395,7 +390,6 @@ cdef class StateTable:
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
-        cdef object _dropped = None      # ends with this call, when the table is whole again
         self.owner.enter()
         try:
             if self.value_code == CODE_ANCHOR:
@@ -403,7 +397,6 @@ cdef class StateTable:
             slot = self._locate(key, namespace, &k, &map)
             if slot == 0:
                 return False
-            _dropped = object_at(self.table, slot)
             if not remove(&self.table.lane, self.table, map, slot, k.hash):
                 self.owner.out_of_memory()
             return True
@@ -435,7 +428,7 @@ cdef class StateTable:
                 if not list_append(&table.lane, table, map, slot, &k, stored, timestamp):
                     self.owner.out_of_memory()
             except BaseException:
-                drop_value(self.owner.arena.blobs, table.element_kind, stored)
+                drop_value(table.core, table.element_kind, stored)
                 raise
         finally:
             self.owner.leave()

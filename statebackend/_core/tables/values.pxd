@@ -1,4 +1,4 @@
-"""Between Python values and their stored forms, where that takes no serializer: numbers, bytes, references.
+"""Between Python values and their stored forms, where that takes no serializer: numbers and bytes.
 
 Tables by themselves take no other values. The codecs of handles add the types that need more, and each side words its
 own errors.
@@ -11,14 +11,13 @@ from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint64_t
 
 from statebackend._core.memory.arena cimport Blob, BlobHeap, blob_data, blob_drop, blob_new
 from statebackend._core.memory.platform cimport likely, unlikely
-from statebackend._core.tables.cow_map cimport VALUE_BLOB, VALUE_OBJECT
+from statebackend._core.tables.cow_map cimport VALUE_BLOB, VALUE_OBJECT, Core
+from statebackend._core.tables.objects cimport drop_object
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
     bint PyFloat_CheckExact(object o)
     double PyFloat_AS_DOUBLE(object o) noexcept
-    void Py_INCREF(PyObject *object)
-    void Py_XDECREF(PyObject *object)
     PyObject *Py_True
     PyObject *Py_False
 
@@ -122,11 +121,6 @@ cdef inline object load_number(int code, const char *value):
         return (<const int8_t *>value)[0]
     return <double>(<const float *>value)[0]
 
-cdef inline void store_object(object value, char *out) noexcept:
-    """Write a new reference."""
-    Py_INCREF(<PyObject *>value)
-    (<PyObject **>out)[0] = <PyObject *>value
-
 cdef inline Blob *blob_of_value(BlobHeap *heap, const char *data, uint64_t length) except? NULL:
     """Make a blob of the bytes of a value; NULL without memory, OverflowError if they are too many."""
     if unlikely(length > MAX_BYTES):
@@ -138,11 +132,10 @@ cdef inline bytes load_blob(const char *value):
     cdef Blob *blob = (<Blob *const *>value)[0]
     return PyBytes_FromStringAndSize(blob_data(blob), blob.length)
 
-cdef inline void drop_value(BlobHeap *heap, int kind, char *value) noexcept nogil:
-    """Drop what a stored form of a ValueKind refers to, if it is no list and no anchor. An object may run Python."""
+cdef inline void drop_value(Core *core, int kind, char *value) noexcept nogil:
+    """Drop what a stored form of a ValueKind refers to, if it is no list and no anchor."""
     if kind == VALUE_BLOB:
         if (<Blob **>value)[0] != NULL:
-            blob_drop(heap, (<Blob **>value)[0])
+            blob_drop(core.blobs, (<Blob **>value)[0])
     elif kind == VALUE_OBJECT:
-        with gil:
-            Py_XDECREF((<PyObject **>value)[0])
+        drop_object(&core.objects, value)

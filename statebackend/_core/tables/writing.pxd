@@ -1,37 +1,24 @@
 """How the value of an entry changes: the one place where something stored is overwritten.
 
     slot_to_write     everything that can fail: the entry is found or made, copied for snapshots, journalled for marks
-    put_value         cannot fail: the new value goes in, with its timestamp, and then the old one goes
+    put_value         cannot fail: the old value goes, and the new one comes in its place, with its timestamp
 
-`write_value` is both. `write_bytes` puts bytes where the old ones were, if their size is about the same. What was
-overwritten is dropped last, when the entry is whole. If it is an object, whose end may run Python, the caller gets the
-reference, and drops it when its table is whole. List values have their own writers, in `lists`.
+`write_value` is both. `write_bytes` puts bytes where the old ones were, if their size is about the same. List values
+have their own writers, in `lists`.
 """
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memmove, memset
 
-from statebackend._core.memory.arena cimport Blob, blob_drop, blob_set, blob_takes
+from statebackend._core.memory.arena cimport Blob, blob_set, blob_takes
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.cow_map cimport (
-    VALUE_BLOB, VALUE_FIXED, VALUE_OBJECT, CoreKey, CowMap, Entry, Lane, Table, entry_at, insert, keep_bytes,
-    payload_of, payload_ref, set_value_version, slot_for_write, value_of, value_version)
+    VALUE_FIXED, CoreKey, CowMap, Entry, Lane, Table, entry_at, insert, keep_bytes, payload_of, payload_ref,
+    set_value_version, slot_for_write, value_of, value_version)
+from statebackend._core.tables.values cimport drop_value
 
 cdef enum:
     LONGEST_IN_PLACE = 512               # bytes: a log has a copy of what they replace
-
-cdef extern from *:
-    """
-    static inline PyObject *sb_taken_over(PyObject *reference) {
-        if (reference == NULL) {
-            reference = Py_None;
-            Py_INCREF(reference);
-        }
-        return reference;
-    }
-    """
-    object taken_over "sb_taken_over"(PyObject *reference)       # the caller's reference as an object; NULL as None
 
 cdef inline uint32_t slot_to_write(Lane *lane, Table *table, CowMap *map, const CoreKey *key, uint32_t slot,
                                    bint *kept) noexcept nogil:
@@ -44,28 +31,21 @@ cdef inline uint32_t slot_to_write(Lane *lane, Table *table, CowMap *map, const 
     kept[0] = True
     return insert(lane, table, map, key.number, key.data, key.length, key.namespace, key.hash)
 
-cdef inline PyObject *put_value(Table *table, uint32_t slot, bint kept, const char *value,
-                                int64_t timestamp) noexcept nogil:
+cdef inline void put_value(Table *table, uint32_t slot, bint kept, const char *value, int64_t timestamp) noexcept nogil:
     """Put a stored form in a writable entry, which then owns what it refers to; NULL is None. Cannot fail.
 
-    `value` may be what the entry holds, if it holds a number or raw bytes. Returns the object that was there, for the
-    caller to drop; NULL of other values.
+    `value` may be what the entry holds, if it holds a number or raw bytes.
     """
     cdef Entry *entry = entry_at(table.core, slot)
     cdef char *place = value_of(table, entry)
-    cdef PyObject *last = NULL
-    cdef Blob *blob = NULL
     if (table.layout.payload_width == 8 and table.layout.value_width == 8 and table.layout.value_kind == VALUE_FIXED
             and likely(value != NULL)):
         (<uint64_t *>place)[0] = (<const uint64_t *>value)[0]    # eight bytes and nothing beside them: the usual case
-        return NULL
+        return
     if table.layout.has_timestamp:
         (<int64_t *>payload_of(table, entry))[0] = timestamp
     if table.layout.value_kind != VALUE_FIXED and not kept:
-        if table.layout.value_kind == VALUE_BLOB:
-            blob = (<Blob **>place)[0]
-        elif table.layout.value_kind == VALUE_OBJECT:
-            last = (<PyObject **>place)[0]
+        drop_value(table.core, table.layout.value_kind, place)
     if unlikely(value == NULL):
         memset(place, 0, table.layout.value_width)
     elif table.layout.value_width == 8:
@@ -74,23 +54,18 @@ cdef inline PyObject *put_value(Table *table, uint32_t slot, bint kept, const ch
         memmove(place, value, table.layout.value_width)
     if table.layout.off_null:
         (<uint8_t *>entry + table.layout.off_null)[0] = value == NULL
-    if blob != NULL:
-        blob_drop(table.core.blobs, blob)
-    return last
 
 cdef inline uint32_t write_value(Lane *lane, Table *table, CowMap *map, const CoreKey *key, uint32_t slot,
-                                 const char *value, int64_t timestamp, PyObject **last) noexcept nogil:
+                                 const char *value, int64_t timestamp) noexcept nogil:
     """Set the value of a key whose entry is at `slot`, 0 if it has none. Returns its slot, 0 without memory.
 
-    All or nothing: without memory, nothing has changed and the stored form still is the caller's. `last` is the object
-    that was overwritten, for the caller to drop, or NULL.
+    All or nothing: without memory, nothing has changed and the stored form still is the caller's.
     """
     cdef bint kept = False
-    last[0] = NULL
     slot = slot_to_write(lane, table, map, key, slot, &kept)
     if unlikely(slot == 0):
         return 0
-    last[0] = put_value(table, slot, kept, value, timestamp)
+    put_value(table, slot, kept, value, timestamp)
     return slot
 
 cdef inline bint write_bytes(Lane *lane, Table *table, CowMap *map, uint32_t slot, const char *data, uint64_t length,
@@ -127,9 +102,3 @@ cdef inline uint32_t restamp(Lane *lane, Table *table, CowMap *map, uint32_t slo
     set_value_version(table, entry_at(lane.core, slot), version)
     (<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0] = now
     return slot
-
-cdef inline object object_at(Table *table, uint32_t slot):
-    """The object that an entry holds, None of other values. Who removes the entry keeps it until the table is whole."""
-    if table.layout.value_kind != VALUE_OBJECT:
-        return None
-    return <object>(<PyObject **>value_of(table, entry_at(table.core, slot)))[0]
