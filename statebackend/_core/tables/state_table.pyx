@@ -362,13 +362,7 @@ cdef class StateTable:
         shared = object_at(value_of(table, entry))
         if shared is None:               # in a map, beside objects that can be copied
             return slot
-        fresh = self.copy_value(shared)
-        # Copying may have run anything: look again.
-        if self.owner.closed:
-            raise ClosedError("the backend was closed while an object of it was copied")
-        slot = find(self.table, map, k)
-        if slot == 0 or object_at(value_of(table, entry_at(core, slot))) is not shared:
-            raise RuntimeError("the state changed while an object of it was copied")
+        fresh = self.copy_value(shared)      # inside the call: nothing changes meanwhile
         if not see_snapshots(core, map):
             self.owner.out_of_memory()
         if entry_at(core, slot).version < core.highest_required_snapshot_version:
