@@ -12,6 +12,8 @@ import random
 import pytest
 from twin.implementations import COMPILED, TWIN, reclaim, view_contents
 
+from statebackend._core.core_probe import objects_held
+
 pytestmark = pytest.mark.checked
 
 VALUES = {
@@ -116,6 +118,7 @@ class Pair:
     def compare(self, deep):
         own = ("extent_bytes", "run_bytes", "blob_bytes", "used_bytes", "spare_bytes", "scratch_bytes")
         self.both(lambda core, table: {k: v for k, v in core.metrics().items() if k not in own})
+        self.both(lambda core, table: objects_held(core))
         self.both(lambda core, table: [self.info(table, group) for group in range(table.max_parallelism)])
         key = self.random.choice(self.key)
         self.both(lambda core, table: [(e.key, e.version, e.value) for e in table.chain(key)])

@@ -9,6 +9,8 @@ from statebackend.errors import UsageError
 from twin.cow_map import (
     FREE_SLOT,
     LAST_VERSION,
+    RECORD_COPIED,
+    RECORD_WRITE,
     RETIRED_RUN,
     Log,
     absorb_moves,
@@ -226,6 +228,16 @@ class StateCore:
             "copied_pages": sum(table.copied_pages for table in self.tables),
             "rehashed_entries": sum(table.moved_entries for table in self.tables),
         }
+
+    def objects_held(self):
+        """The references to objects, by invariant 1 of `objects.pxd`."""
+        held = 0
+        for table in (each for each in self.tables if each.value_type is object):
+            journal = table.journal
+            held += sum(map.used for map in table.maps.values())
+            for log in (*(segment.log for segment in journal.segments), journal.carried, journal.dead):
+                held += sum(op in (RECORD_WRITE, RECORD_COPIED) for op, *_ in log.records)
+        return held
 
     def _check(self):
         assert self.newest is None or self.highest_required_snapshot_version == self.newest.version

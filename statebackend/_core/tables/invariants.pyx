@@ -1,15 +1,15 @@
-"""The invariants of `cow_map.pxd` and `journal.pxd` as code; `_check()` of tables and cores verifies them, always."""
+"""The invariants of `cow_map.pxd`, `journal.pxd` and `objects.pxd` as code, for `_check()` of tables and cores."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
 from statebackend._core.memory.arena cimport UNIT_SHIFT, address
 from statebackend._core.memory.journal cimport Log, LogChunk, chunk_data
 from statebackend._core.tables.cow_map cimport (
     FREE_BLOCK, FREE_SLOT, RECORD_BYTES, RECORD_INSERT, RECORD_MOVED, RECORD_REMOVE, RECORD_REPLACED, RETIRED_RUN,
-    RETIRED_SLOT, VALUE_ANCHOR, VALUE_FIXED, VALUE_LIST, Anchor, BucketTable, Core, CowMap, Entry, ExpiringHead,
-    Journal, ListChunk, ListHead, Snapshot, Table, Thread, active_table, bucket, element_timestamp, elements_of,
-    entry_at, free_refs, hash_of, head_anchor, is_journal_empty, is_old, key_object, namespace_of, next_chunk_of,
-    record_width, slots_of_run, thread_of, value_of)
+    RETIRED_SLOT, VALUE_ANCHOR, VALUE_FIXED, VALUE_LIST, VALUE_OBJECT, Anchor, BucketTable, Core, CowMap, Entry,
+    ExpiringHead, Journal, ListChunk, ListHead, Snapshot, Table, Thread, active_table, bucket, element_timestamp,
+    elements_of, entry_at, first_of_run, free_refs, hash_of, head_anchor, is_journal_empty, is_old, key_object,
+    namespace_of, next_chunk_of, next_dead, payload_of, record_width, slots_of_run, thread_of, value_of)
 
 
 cdef object check_map(Table *table, CowMap *map):
@@ -150,13 +150,54 @@ cdef object check_list(Table *table, uint32_t slot, ListHead *head):
         assert not expiring.is_ordered or stamps == sorted(stamps, reverse=True), f"list {slot}: the order"
 
 
+cdef uint64_t objects_in_chunks(ListChunk *chunk, set chunks) except? 0:
+    """Count the elements of chunks that no list was seen to have before."""
+    cdef uint64_t n = 0
+    while chunk != NULL and <uintptr_t>chunk not in chunks:
+        chunks.add(<uintptr_t>chunk)
+        n += chunk.used
+        chunk = chunk.prev
+    return n
+
+
+cdef uint64_t objects_of(Table *table, const char *payload, set chunks) except? 0:
+    """Count the references to objects that a payload has, with those in chunks that were not seen before."""
+    if table.element_kind != VALUE_OBJECT:
+        return table.layout.value_kind == VALUE_OBJECT
+    return objects_in_chunks((<ListHead *>(payload + (table.layout.off_value - table.layout.off_payload))).tail, chunks)
+
+
+cdef uint64_t objects_in(Table *table, set chunks) except? 0:
+    """Count the references to objects in the slots of a table, live, retired or removed, and in its dead lists."""
+    cdef uint32_t g, slot, end
+    cdef uint64_t r, n = 0
+    cdef CowMap *map
+    cdef ListChunk *dead = table.dead_chunks
+    if table.layout.value_kind != VALUE_OBJECT and table.element_kind != VALUE_OBJECT:
+        return 0
+    for g in range(table.n_maps):
+        map = table.maps[g]
+        for r in range(map.n_runs if map != NULL else 0):
+            slot = first_of_run(table, map, r, &end)
+            while slot < end:
+                if entry_at(table.core, slot).version != FREE_SLOT:
+                    n += objects_of(table, payload_of(table, entry_at(table.core, slot)), chunks)
+                slot += table.layout.stride >> UNIT_SHIFT
+    while dead != NULL:
+        n += objects_in_chunks(dead, chunks)
+        dead = next_dead(dead)[0]
+    return n
+
+
 cdef object check_logs(Core *core):
-    """Verify the logs of all journals and snapshots. O(records)."""
+    """Verify the logs of all journals and snapshots, and the count of references to objects. O(records and entries)."""
     cdef Journal *journal = core.journals
     cdef Journal *noted = core.filled_journals
     cdef Snapshot *snapshot = core.oldest
+    cdef Table *table = core.tables
     cdef uint32_t i
-    cdef int64_t filled = 0, dying = 0
+    cdef int64_t filled = 0, dying = 0, objects = core.objects.n_dead
+    cdef set chunks = set()              # of lists of objects
     while noted != NULL:
         assert noted.is_filled, "a journal is in the list of those with records, and says that it is not"
         filled += 1
@@ -172,25 +213,29 @@ cdef object check_logs(Core *core):
         filled -= journal.is_filled
         dying -= journal.is_dying
         for i in range(journal.n_dropped, journal.n_segments):
-            check_log(journal, &journal.segments[i].log, f"segment {i}", True)
-        check_log(journal, &journal.carried, "carried", True)
-        check_log(journal, &journal.waiting, "waiting", True)
-        check_log(journal, &journal.dead, "dead", False)
+            objects += check_log(journal, &journal.segments[i].log, f"segment {i}", True, chunks)
+        objects += check_log(journal, &journal.carried, "carried", True, chunks)
+        objects += check_log(journal, &journal.waiting, "waiting", True, chunks)
+        objects += check_log(journal, &journal.dead, "dead", False, chunks)
         journal = journal.next
     assert filled == 0 and dying == 0, "a journal is missing in a list, or in it twice"
     while snapshot != NULL:
-        check_log(NULL, &snapshot.retired, f"retired by snapshot {snapshot.version}", True)
+        check_log(NULL, &snapshot.retired, f"retired by snapshot {snapshot.version}", True, chunks)
         snapshot = snapshot.newer
-    check_log(NULL, &core.garbage, "garbage", True)
+    check_log(NULL, &core.garbage, "garbage", True, chunks)
+    while table != NULL:
+        objects += objects_in(table, chunks)
+        table = table.next
+    assert objects == core.objects.held, f"{objects} references to objects, counted {core.objects.held}"
 
 
-cdef object check_log(Journal *journal, Log *log, str which, bint is_exact):
-    """Verify a log; of slots and runs that were retired, if there is no journal."""
+cdef object check_log(Journal *journal, Log *log, str which, bint is_exact, set chunks):
+    """Verify a log; of slots and runs that were retired, if there is no journal. Return its references to objects."""
     cdef LogChunk *chunk = log.last
     cdef LogChunk *newer = NULL
     cdef Table *table
     cdef const char *end
-    cdef uint64_t records = 0, owning = 0
+    cdef uint64_t records = 0, owning = 0, objects = 0
     cdef uint32_t at, width
     cdef int op
     while chunk != NULL:
@@ -212,6 +257,7 @@ cdef object check_log(Journal *journal, Log *log, str which, bint is_exact):
                     owning += 1
                 elif op != RECORD_INSERT and op != RECORD_BYTES:
                     owning += table.layout.value_kind != VALUE_FIXED
+                    objects += objects_of(table, end - width, chunks)
             assert width <= at, f"log {which}: records do not end where the chunk begins"
             at -= width
             records += 1
@@ -221,3 +267,4 @@ cdef object check_log(Journal *journal, Log *log, str which, bint is_exact):
     assert not is_exact or log.records == records, f"log {which}: {records} records, and it says {log.records}"
     assert log.last != NULL or log.records == 0, f"log {which}: no chunk, and it says {log.records} records"
     assert log.held or owning == 0, f"log {which}: it says that no record owns anything, and {owning} do"
+    return objects

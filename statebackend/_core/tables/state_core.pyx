@@ -632,6 +632,8 @@ cdef class StateCore:
         """Verify the arena, journals and snapshots; tables have `_check` of their own."""
         self.arena._check()
         check_logs(&self.core)
+        assert self.inside or self.under_way or self.core.objects.ending or self.core.objects.n_dead == 0, (
+            f"{self.core.objects.n_dead} dead objects between calls")
 
 
 cdef void enter_version(uint32_t *versions, uint32_t *n, uint32_t version) noexcept nogil:
