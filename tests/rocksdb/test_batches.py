@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rocks import ColumnFamily, Database, Iterator, Options, WriteBatch, open_database, rows
+from rocks import ColumnFamily, Database, Iterator, Options, WriteBatch, open_database, put, rows
 
 from statebackend.errors import UsageError
 
@@ -18,7 +18,7 @@ def contents(db: Database) -> list[tuple[bytes, bytes]]:
 
 
 def test_nothing_is_written_before_write(db: Database, a: ColumnFamily) -> None:
-    db.put(a, b"old", b"1")
+    put(db, a, b"old", b"1")
     batch = WriteBatch(db)
     batch.put(a, b"new", b"2")
     batch.delete(a, b"old")

@@ -16,9 +16,12 @@ from rocks import (
     ExpiryRules,
     Iterator,
     Options,
+    delete,
     element,
     elements,
+    merge,
     open_database,
+    put,
 )
 
 from statebackend.errors import StoreError
@@ -68,7 +71,7 @@ def test_expired_values_leave_the_files_unread(
 ) -> None:
     db, a, rules = make(kind, ttl=100, timestamp_offset=offset, query_every=1)
     for i in range(1_000):
-        db.put(a, b"%04d" % i, timestamped(i, b"x" * 50, offset))
+        put(db, a, b"%04d" % i, timestamped(i, b"x" * 50, offset))
     compacted(db)
     assert in_files(db) == 1_000
     size = sum(each["bytes"] for each in db.live_files())
@@ -96,7 +99,7 @@ def test_the_moment_of_expiry(
     make: Make, clock: CommittedClock, timestamp: int, now: int | None, goes: bool
 ) -> None:
     db, a, _ = make("value", ttl=100)
-    db.put(a, b"k", timestamped(timestamp))
+    put(db, a, b"k", timestamped(timestamp))
     if now is None:
         assert clock.now == -(2**63)
     else:
@@ -108,7 +111,7 @@ def test_the_moment_of_expiry(
 def test_single_elements_of_lists(make: Make, clock: CommittedClock) -> None:
     db, a, rules = make("variable_list", ttl=100, query_every=1)
     for key, times in ((b"mixed", (10, 300, 20, 400)), (b"dead", (1, 2)), (b"live", (500, 600))):
-        db.put(a, key, b"".join(element(t, b"%d" % t * 3) for t in times))
+        put(db, a, key, b"".join(element(t, b"%d" % t * 3) for t in times))
     clock.now = 399
     compacted(db)
     assert in_files(db) == 2
@@ -121,9 +124,9 @@ def test_single_elements_of_lists(make: Make, clock: CommittedClock) -> None:
 def test_lists_of_elements_of_one_length(make: Make, clock: CommittedClock) -> None:
     db, a, rules = make("fixed_list", ttl=100, element_bytes=12, timestamp_offset=4, query_every=1)
     parts = [struct.pack("<iq", i, i) for i in range(100)]
-    db.put(a, b"put", b"".join(parts))
+    put(db, a, b"put", b"".join(parts))
     for part in parts:
-        db.merge(a, b"merged", part)
+        merge(db, a, b"merged", part)
     clock.now = 149
     compacted(db)
     for key in (b"put", b"merged"):
@@ -137,7 +140,7 @@ def test_merges_append_in_order(make: Make) -> None:
     expected = []
     for i in range(300):
         parts = [(i, b"x" * (i % 5)), (i, b"y")][: 1 + i % 2]
-        db.merge(a, b"k", b"".join(element(*part) for part in parts))
+        merge(db, a, b"k", b"".join(element(*part) for part in parts))
         expected += parts
         if i % 70 == 0:
             db.flush()
@@ -152,8 +155,8 @@ def test_merges_append_in_order(make: Make) -> None:
 
 def test_without_a_time_to_live_only_empty_lists_go(make: Make, clock: CommittedClock) -> None:
     db, a, rules = make("variable_list")
-    db.put(a, b"full", element(0, b"x"))
-    db.put(a, b"empty", b"")
+    put(db, a, b"full", element(0, b"x"))
+    put(db, a, b"empty", b"")
     clock.now = 2**62
     compacted(db)
     assert dict(Iterator(a)) == {b"full": element(0, b"x")}
@@ -166,7 +169,7 @@ def test_without_a_time_to_live_only_empty_lists_go(make: Make, clock: Committed
 )
 def test_what_cannot_be_read_is_kept_and_counted(make: Make, clock: CommittedClock, broken: bytes) -> None:
     db, a, rules = make("variable_list", ttl=1)
-    db.put(a, b"k", broken)
+    put(db, a, b"k", broken)
     clock.now = 2**62
     compacted(db)
     assert db.get(a, b"k") == broken
@@ -175,8 +178,8 @@ def test_what_cannot_be_read_is_kept_and_counted(make: Make, clock: CommittedClo
 
 def test_a_value_too_short_for_its_timestamp_is_kept(make: Make, clock: CommittedClock) -> None:
     db, a, rules = make("value", ttl=1, timestamp_offset=3)
-    db.put(a, b"k", bytes(10))
-    db.put(a, b"long enough", bytes(11))
+    put(db, a, b"k", bytes(10))
+    put(db, a, b"long enough", bytes(11))
     clock.now = 2**62
     compacted(db)
     assert dict(Iterator(a)) == {b"k": bytes(10)}
@@ -185,7 +188,7 @@ def test_a_value_too_short_for_its_timestamp_is_kept(make: Make, clock: Committe
 
 def test_what_cannot_be_merged_is_an_error_and_not_lost(make: Make, clock: CommittedClock) -> None:
     db, a, rules = make("variable_list", ttl=1)
-    db.merge(a, b"k", b"no element")
+    merge(db, a, b"k", b"no element")
     with pytest.raises(StoreError) as error:
         db.get(a, b"k")
     assert error.value.code == "STORE.DATABASE_CORRUPT"
@@ -197,7 +200,7 @@ def test_what_cannot_be_merged_is_an_error_and_not_lost(make: Make, clock: Commi
 def test_rules_change_while_the_database_is_open(make: Make, clock: CommittedClock) -> None:
     db, a, rules = make("value")
     for i in range(100):
-        db.put(a, b"%d" % i, timestamped(i, offset=2))
+        put(db, a, b"%d" % i, timestamped(i, offset=2))
     clock.now = 150
     compacted(db)
     assert in_files(db) == 100
@@ -213,7 +216,7 @@ def test_the_time_is_read_again_while_a_compaction_runs(make: Make, clock: Commi
     """A filter that would read the time once keeps everything; one that reads it again drops the rest."""
     db, a, rules = make("value", ttl=1, query_every=10)
     for i in range(60_000):
-        db.put(a, b"%06d" % i, timestamped(0, b"x" * 20), wal=False)
+        put(db, a, b"%06d" % i, timestamped(0, b"x" * 20), wal=False)
     db.flush()
     dropped = 0
     for _ in range(200):  # until the time changes before a compaction has seen everything
@@ -236,7 +239,7 @@ def test_compactions_use_their_rules_after_python_has_dropped_them(tmp_path: Pat
     clock = CommittedClock()
     db = open_database(tmp_path, rules=ExpiryRules(clock, "value", ttl=1))
     for i in range(100):
-        db.put(db.column_family("a"), b"%d" % i, timestamped(0))
+        put(db, db.column_family("a"), b"%d" % i, timestamped(0))
     clock.now = 5
     del clock
     compacted(db)
@@ -249,7 +252,7 @@ def test_each_family_has_its_own_rules(tmp_path: Path) -> None:
     rules = {name: ExpiryRules(clock, "value", ttl=ttl) for name, ttl in (("a", 10), ("b", 1_000))}
     with Database(tmp_path, Options(), {name: Options(rules=each) for name, each in rules.items()}) as db:
         for name in rules:
-            db.put(db.column_family(name), b"k", timestamped(0))
+            put(db, db.column_family(name), b"k", timestamped(0))
         clock.now = 100
         db.flush()
         for name in rules:
@@ -285,13 +288,13 @@ def test_any_sequence_of_lists_agrees_with_a_model(
         action = rng.choices(("merge", "put", "delete", "time", "flush", "compact"), (60, 5, 5, 20, 3, 1))[0]
         part = (now, b"%04d" % rng.randrange(10_000))
         if action == "merge":
-            db.merge(a, key, encode(part))
+            merge(db, a, key, encode(part))
             model.setdefault(key, []).append(part)
         elif action == "put":
-            db.put(a, key, encode(part))
+            put(db, a, key, encode(part))
             model[key] = [part]
         elif action == "delete":
-            db.delete(a, key)
+            delete(db, a, key)
             model.pop(key, None)
         elif action == "time":
             now += rng.randrange(10)

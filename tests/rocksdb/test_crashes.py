@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from processes import run, started
-from rocks import PRELUDE, Database, Iterator, open_database
+from rocks import PRELUDE, Database, Iterator, open_database, put
 
 from statebackend.errors import StoreError
 
@@ -56,17 +56,17 @@ from statebackend.errors import StoreError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 db = open_database(sys.argv[1])
 a = db.column_family("a")
-db.put(a, b"k", b"before", sync=True)
+put(db, a, b"k", b"before", sync=True)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
 try:
     for i in range(10_000):
-        db.put(a, b"%d" % i, b"x" * 1_000)
+        put(db, a, b"%d" % i, b"x" * 1_000)
 except StoreError as error:
     print(error.code, error.errno, sys.argv[1] in error.detail)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 written = i
 try:
-    db.put(a, b"after", b"")
+    put(db, a, b"after", b"")
 except StoreError as error:
     print(error.code)
 db.close()
@@ -74,7 +74,7 @@ with open_database(sys.argv[1]) as db:
     a = db.column_family("a")
     assert db.get(a, b"k") == b"before"
     assert all(db.get(a, b"%d" % i) == b"x" * 1_000 for i in range(written))
-    db.put(a, b"after", b"")
+    put(db, a, b"after", b"")
 """,
         tmp_path / "db",
     )
@@ -87,7 +87,7 @@ def filled(folder: Path) -> str:
     """Make a database with one file, and return its name."""
     with open_database(folder) as db:
         for i in range(3_000):
-            db.put(db.column_family("a"), b"%05d" % i, b"%d" % i * 20)
+            put(db, db.column_family("a"), b"%05d" % i, b"%d" % i * 20)
         db.flush()
         (file,) = db.live_files()
         return str(file["name"])
@@ -115,7 +115,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
             assert "checkpoint" in str(error.value.hint)
             assert db.get(a, b"02999") is not None
         with pytest.raises(StoreError):
-            db.put(a, b"k", b"v")
+            put(db, a, b"k", b"v")
 
 
 def test_every_byte_class_of_a_file_is_checked(tmp_path: Path, rng: random.Random) -> None:
@@ -166,7 +166,7 @@ except StoreError as error:
         db.path,
     )
     assert done.stdout == "STORE.DATABASE_LOCKED True\n"
-    db.put(db.column_family("a"), b"k", b"v")
+    put(db, db.column_family("a"), b"k", b"v")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -20,7 +20,10 @@ from rocks import (
     MemoryBudget,
     Options,
     WriteBatch,
+    delete,
+    merge,
     open_database,
+    put,
     rows,
     texts,
 )
@@ -36,21 +39,21 @@ def test_scalar_access(db: Database, a: ColumnFamily) -> None:
     entries = {b"": b"", b"\0\xff": bytes(range(256)) * 400, b"k1": b"v", b"k2": b"w"}
     for key, value in entries.items():
         assert db.get(a, key) is None
-        db.put(a, key, value)
+        put(db, a, key, value)
         assert db.get(a, key) == value
-    db.delete(a, b"not there")
+    delete(db, a, b"not there")
     db.delete_range(a, b"k1", b"k2")
     assert [db.get(a, key) for key in (b"", b"k1", b"k2")] == [b"", None, b"w"]
-    db.delete(a, b"k2")
+    delete(db, a, b"k2")
     assert db.get(a, b"k2") is None
 
 
 def test_column_families_are_apart(db: Database) -> None:
     a, default = db.column_family("a"), db.column_family("default")
-    db.put(a, b"k", b"in a")
+    put(db, a, b"k", b"in a")
     assert db.get(default, b"k") is None
     b = db.create_column_family("b", Options())
-    db.put(b, b"k", b"in b")
+    put(db, b, b"k", b"in b")
     assert db.get(a, b"k") == b"in a"
     assert db.column_families() == ["default", "a", "b"]
 
@@ -58,10 +61,10 @@ def test_column_families_are_apart(db: Database) -> None:
 def test_a_dropped_family_is_refused_and_its_name_is_free(db: Database) -> None:
     b = db.create_column_family("b", Options())
     same = db.column_family("b")
-    db.put(b, b"k", b"v")
+    put(db, b, b"k", b"v")
     iterator = Iterator(b)
     db.drop_column_family(b)
-    for use in (lambda: db.get(b, b"k"), lambda: db.put(same, b"k", b"v"), lambda: Iterator(same)):
+    for use in (lambda: db.get(b, b"k"), lambda: put(db, same, b"k", b"v"), lambda: Iterator(same)):
         with pytest.raises(UsageError, match="dropped") as error:
             use()
         assert error.value.code == "USAGE.COLUMN_FAMILY"
@@ -91,7 +94,7 @@ def test_a_family_of_another_database_is_refused(db: Database, tmp_path: Path) -
 
 def test_what_was_written_is_there_when_opened_again(tmp_path: Path) -> None:
     with open_database(tmp_path / "db", ("a", "b")) as db:
-        db.put(db.column_family("b"), b"k", b"v")
+        put(db, db.column_family("b"), b"k", b"v")
     with open_database(tmp_path / "db", ("a", "b")) as db:
         assert db.get(db.column_family("b"), b"k") == b"v"
     with pytest.raises(UsageError, match="was not asked for") as error:
@@ -111,10 +114,10 @@ def test_many_keys_in_one_call(db: Database, a: ColumnFamily, np_rng: np.random.
     keys = [b"%d" % i for i in np_rng.permutation(5_000)]
     stored = {key: key * int(n) for key, n in zip(keys, np_rng.integers(0, 9, len(keys)), strict=True)}
     for key in keys[::2]:
-        db.put(a, key, stored[key])
+        put(db, a, key, stored[key])
     db.flush()
     for key in keys[1::4]:
-        db.put(a, key, stored[key])
+        put(db, a, key, stored[key])
     offsets, data = rows(keys)
     expected = [db.get(a, key) for key in keys]
     found, value_offsets, values = db.multi_get(a, offsets, data)
@@ -128,7 +131,7 @@ def test_many_keys_in_one_call(db: Database, a: ColumnFamily, np_rng: np.random.
 def test_no_keys_in_one_call(db: Database) -> None:
     found, offsets, values = db.multi_get(db.column_family("a"), np.zeros(1, np.int64), b"")
     assert (len(found), offsets.tolist(), len(values)) == (0, [0], 0)
-    db.put(db.column_family("a"), b"", b"of the empty key")
+    put(db, db.column_family("a"), b"", b"of the empty key")
     found, offsets, values = db.multi_get(db.column_family("a"), np.zeros(2, np.int64), b"")
     assert values.tobytes() == b"of the empty key"
 
@@ -141,8 +144,8 @@ def test_offsets_that_do_not_fit_are_refused(db: Database, offsets: list[int]) -
 
 def test_files_and_properties(db: Database, a: ColumnFamily) -> None:
     for i in range(100):
-        db.put(a, b"%03d" % i, b"x" * 100)
-    db.delete(a, b"050")
+        put(db, a, b"%03d" % i, b"x" * 100)
+    delete(db, a, b"050")
     db.flush([a])
     (file,) = db.live_files()
     assert (file["family"], file["smallest"], file["largest"]) == ("a", b"000", b"099")
@@ -160,7 +163,7 @@ def test_files_and_properties(db: Database, a: ColumnFamily) -> None:
 def test_files_of_a_range_go_without_a_compaction(db: Database, a: ColumnFamily) -> None:
     for part in (b"1", b"2"):
         for i in range(100):
-            db.put(a, part + b"%03d" % i, b"x")
+            put(db, a, part + b"%03d" % i, b"x")
         db.flush()
         db.compact(a, part, part + b"\xff")
     assert len(db.live_files()) == 2
@@ -173,7 +176,7 @@ def test_files_of_a_range_go_without_a_compaction(db: Database, a: ColumnFamily)
 
 def test_a_path_that_is_not_ascii(tmp_path: Path) -> None:
     with open_database(tmp_path / "Zürich 東京") as db:
-        db.put(db.column_family("a"), b"k", b"v")
+        put(db, db.column_family("a"), b"k", b"v")
         db.create_column_family("Größe", Options())
     with Database(tmp_path / "Zürich 東京", Options(), {"Größe": Options()}, others=Options()) as db:
         assert db.get(db.column_family("a"), b"k") == b"v"
@@ -210,9 +213,9 @@ def all_calls(db: Database) -> list[Callable[[], object]]:
     offsets, keys = rows([b"k"])
     return [
         lambda: db.get(a, b"k"),
-        lambda: db.put(a, b"k", b"v"),
-        lambda: db.merge(a, b"k", b"v"),
-        lambda: db.delete(a, b"k"),
+        lambda: put(db, a, b"k", b"v"),
+        lambda: merge(db, a, b"k", b"v"),
+        lambda: delete(db, a, b"k"),
         lambda: db.delete_range(a, b"k", b"l"),
         lambda: db.multi_get(a, offsets, keys),
         lambda: db.flush(),
@@ -254,7 +257,7 @@ def all_calls(db: Database) -> list[Callable[[], object]]:
 
 
 def test_after_closing_everything_raises(db: Database) -> None:
-    db.put(db.column_family("a"), b"k", b"v")
+    put(db, db.column_family("a"), b"k", b"v")
     calls = all_calls(db)
     db.close()
     assert db.is_closed
@@ -306,7 +309,7 @@ def test_closing_waits_for_other_threads(tmp_path: Path) -> None:
     db = open_database(tmp_path / "db")
     a = db.column_family("a")
     for i in range(2_000):
-        db.put(a, b"%d" % i, b"x" * 100)
+        put(db, a, b"%d" % i, b"x" * 100)
     errors: list[StateBackendError] = []
     ready = threading.Barrier(5)
 
@@ -349,7 +352,7 @@ def peak():  # of this program alone: ru_maxrss begins with what the process had
 for i in range(150):
     with open_database(sys.argv[1], budget=budget) as db:
         a = db.column_family("a")
-        db.put(a, b"k", b"v" * 100)
+        put(db, a, b"k", b"v" * 100)
         batch = WriteBatch(db)
         batch.put(a, b"j", b"v")
         batch.write()

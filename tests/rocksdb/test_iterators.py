@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rocks import ColumnFamily, Database, Iterator, texts
+from rocks import ColumnFamily, Database, Iterator, delete, put, texts
 
 from statebackend._core.rocksdb.binding.iterators import successor
 from statebackend.errors import UsageError
@@ -29,14 +29,14 @@ def fill(db: Database) -> None:
     """Half of the keys lie in files, the others in memory; some that are gone lie beside them."""
     a = db.column_family("a")
     for key in KEYS[::2]:
-        db.put(a, key, b"v" + key)
+        put(db, a, key, b"v" + key)
     for key in (b"aa", b"abz", b"zz"):
-        db.put(a, key, b"removed")
+        put(db, a, key, b"removed")
     db.flush([a])
     for key in KEYS[1::2]:
-        db.put(a, key, b"v" + key)
+        put(db, a, key, b"v" + key)
     for key in (b"aa", b"abz", b"zz"):
-        db.delete(a, key)
+        delete(db, a, key)
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_successors() -> None:
 
 
 def test_an_iterator_sees_its_moment(db: Database, a: ColumnFamily) -> None:
-    db.put(a, b"1", b"old")
+    put(db, a, b"1", b"old")
     iterator = Iterator(a)
-    db.put(a, b"1", b"new")
-    db.put(a, b"2", b"new")
+    put(db, a, b"1", b"new")
+    put(db, a, b"2", b"new")
     assert list(iterator) == [(b"1", b"old")]
 
 
@@ -102,8 +102,8 @@ def test_standing_nowhere(db: Database) -> None:
 
 def test_many_at_once(db: Database, a: ColumnFamily) -> None:
     for i in range(1_000):
-        db.put(a, b"1%03d" % i, b"x" * (i % 7))
-        db.put(a, b"2%03d" % i, b"")
+        put(db, a, b"1%03d" % i, b"x" * (i % 7))
+        put(db, a, b"2%03d" % i, b"")
     iterator = Iterator(a, prefix=b"1")
     iterator.seek_to_first()
     found: list[tuple[bytes, bytes]] = []

@@ -66,7 +66,7 @@ for path in (sys.argv[1], sys.argv[1] + ".missing", math.__file__):
     try:
         library.load(path)
     except BackendUnavailableError as error:
-        print(error.code, path in error.detail, "rocksdb_put_cf" in error.detail)
+        print(error.code, path in error.detail, "rocksdb_writebatch_put_cf" in error.detail)
 print(library.loaded_path(), library.mapped_copies())
 """,
         tmp_path / "librocksdb.so",
@@ -88,7 +88,7 @@ budget = MemoryBudget(16 << 20)
 db = open_database(sys.argv[1], budget=budget, rules=ExpiryRules(clock, "value", ttl=1))
 a = db.column_family("a")
 for i in range(20_000):
-    db.put(a, b"%06d" % i, bytes(8) + b"x" * 100, wal=False)
+    put(db, a, b"%06d" % i, bytes(8) + b"x" * 100, wal=False)
 batch = WriteBatch(db)
 batch.put(a, b"in the batch", b"")
 iterator = Iterator(a)
@@ -123,7 +123,7 @@ def test_an_interpreter_ends_with_open_handles(tmp_path: Path, ending: str) -> N
 FORKED = """
 from statebackend.errors import UsageError
 def refused():
-    calls = [lambda: db.get(a, b"k"), lambda: db.put(a, b"k", b"v"), iterator.next, iterator.key, db.flush,
+    calls = [lambda: db.get(a, b"k"), lambda: put(db, a, b"k", b"v"), iterator.next, iterator.key, db.flush,
              batch.write, lambda: WriteBatch(db), lambda: Iterator(a), budget.usage,
              lambda: db.column_family("a"), lambda: Options(), lambda: open_database(sys.argv[1] + "2"),
              lambda: load(find_library().path), lambda: batch.put(a, b"k", b"v"), lambda: list(iterator)]

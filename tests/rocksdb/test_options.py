@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from rocks import CommittedClock, Database, ExpiryRules, MemoryBudget, Options, open_database
+from rocks import CommittedClock, Database, ExpiryRules, MemoryBudget, Options, open_database, put
 
 from statebackend.backends.rocksdb.settings import (
     COMPRESSIONS,
@@ -67,7 +67,7 @@ def test_compressions_of_the_library(tmp_path: Path, name: str) -> None:
     with open_database(tmp_path, settings=settings) as db:
         a = db.column_family("a")
         for i in range(2_000):
-            db.put(a, b"%d" % i, b"x" * 200)
+            put(db, a, b"%d" % i, b"x" * 200)
         db.flush()
         assert db.get(a, b"7") == b"x" * 200
         (file,) = db.live_files()

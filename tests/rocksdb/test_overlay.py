@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from meddling import Meddler
-from rocks import CommittedClock, Database, ExpiryRules, Options, WriteBatch, rows, texts
+from rocks import CommittedClock, Database, ExpiryRules, Options, WriteBatch, put, rows, texts
 
 from statebackend._core.rocksdb.overlay.store import Store, Table
 from statebackend._core.rocksdb.overlay.walks import Walk
@@ -261,7 +261,7 @@ def test_values_that_are_4_gb_long_with_their_key_are_refused(store: Store) -> N
     ]
     direct = [
         lambda: WriteBatch(store.database).put_many(values.family, *rows([b"k"]), *column),
-        lambda: store.database.put(values.family, b"k", long),
+        lambda: put(store.database, values.family, b"k", long),
     ]
     for call in (*calls, *direct):
         with pytest.raises(UsageError, match="4 GB or longer"):

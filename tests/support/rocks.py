@@ -27,12 +27,15 @@ __all__ = [
     "MemoryBudget",
     "Options",
     "WriteBatch",
+    "delete",
     "elements",
     "element",
     "find_library",
     "live_counters",
     "load",
+    "merge",
     "open_database",
+    "put",
     "rows",
     "texts",
 ]
@@ -41,6 +44,27 @@ __all__ = [
 def open_database(path: Path | str, names: Sequence[str] = ("a",), **options: object) -> Database:
     """Open a database whose column families, beside the default one, have these names and options."""
     return Database(path, Options(), {name: Options(**options) for name in names})  # type: ignore[arg-type]
+
+
+def put(db: Database, family: ColumnFamily, key: bytes, value: bytes, **how: bool) -> None:
+    """Write one value."""
+    batch = WriteBatch(db)
+    batch.put(family, key, value)
+    batch.write(**how)
+
+
+def merge(db: Database, family: ColumnFamily, key: bytes, operand: bytes) -> None:
+    """Append to one list."""
+    batch = WriteBatch(db)
+    batch.merge(family, key, operand)
+    batch.write()
+
+
+def delete(db: Database, family: ColumnFamily, key: bytes) -> None:
+    """Remove one key."""
+    batch = WriteBatch(db)
+    batch.delete(family, key)
+    batch.write()
 
 
 def rows(texts: Iterable[bytes]) -> tuple[NDArray[np.int64], bytes]:

@@ -408,48 +408,6 @@ cdef class Database:
         finally:
             self.unpin(&found)
 
-    def put(self, ColumnFamily family not None, bytes key not None, bytes value not None, *, bint sync=False,
-            bint wal=True):
-        """Write the value of a key. `sync` waits for the disk; without `wal`, a crash loses what was not flushed."""
-        cdef char *error = NULL
-        cdef rocksdb_family_t *handle = self.handle_of(family)
-        cdef const char *k = key
-        cdef const char *v = value
-        cdef size_t n = len(key), size = len(value)
-        check_sizes(n, size)
-        self.enter()
-        with nogil:
-            api.put_cf(self.db, self.how(sync, wal), handle, k, n, v, size, &error)
-        self.leave()
-        check(error, self.where(f"writing column family {family.name!r}"))
-
-    def merge(self, ColumnFamily family not None, bytes key not None, bytes operand not None, *, bint sync=False,
-              bint wal=True):
-        """Append elements to the list of a key, without reading it."""
-        cdef char *error = NULL
-        cdef rocksdb_family_t *handle = self.handle_of(family)
-        cdef const char *k = key
-        cdef const char *v = operand
-        cdef size_t n = len(key), size = len(operand)
-        check_sizes(n, size)
-        self.enter()
-        with nogil:
-            api.merge_cf(self.db, self.how(sync, wal), handle, k, n, v, size, &error)
-        self.leave()
-        check(error, self.where(f"writing column family {family.name!r}"))
-
-    def delete(self, ColumnFamily family not None, bytes key not None, *, bint sync=False, bint wal=True):
-        """Remove a key, which need not be there."""
-        cdef char *error = NULL
-        cdef rocksdb_family_t *handle = self.handle_of(family)
-        cdef const char *k = key
-        cdef size_t n = len(key)
-        self.enter()
-        with nogil:
-            api.delete_cf(self.db, self.how(sync, wal), handle, k, n, &error)
-        self.leave()
-        check(error, self.where(f"writing column family {family.name!r}"))
-
     def delete_range(self, ColumnFamily family not None, bytes start not None, bytes end not None, *,
                      bint sync=False, bint wal=True):
         """Remove the keys from `start` up to `end`, which stays. O(1): one marker, that reads and compactions heed."""

@@ -216,12 +216,6 @@ cdef struct Api:
     void (*writeoptions_destroy)(rocksdb_write_t *options) noexcept nogil
     void (*writeoptions_set_sync)(rocksdb_write_t *options, flag_t yes) noexcept nogil
     void (*writeoptions_disable_WAL)(rocksdb_write_t *options, int yes) noexcept nogil
-    void (*put_cf)(rocksdb_t *db, const rocksdb_write_t *options, rocksdb_family_t *family, const char *key,
-                   size_t key_size, const char *value, size_t size, char **error) noexcept nogil
-    void (*delete_cf)(rocksdb_t *db, const rocksdb_write_t *options, rocksdb_family_t *family, const char *key,
-                      size_t key_size, char **error) noexcept nogil
-    void (*merge_cf)(rocksdb_t *db, const rocksdb_write_t *options, rocksdb_family_t *family, const char *key,
-                     size_t key_size, const char *value, size_t size, char **error) noexcept nogil
     void (*delete_range_cf)(rocksdb_t *db, const rocksdb_write_t *options, rocksdb_family_t *family,
                             const char *start, size_t start_size, const char *end, size_t end_size,
                             char **error) noexcept nogil
