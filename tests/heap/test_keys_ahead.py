@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statebackend import types as t
+from statebackend._core import core_probe
 from statebackend._core.core_probe import StateTable, bytes_of_short_key
-from statebackend._core.handles.look_ahead import _map_keys_expected
 from statebackend._core.tables.state_core import StateCore
 from statebackend.columns.codec_choice import key_codec
 from statebackend.keys import key_encoder
@@ -71,7 +71,7 @@ def test_what_has_another_shape_takes_the_general_way() -> None:
 
 def map_keys_expected(looked_up: list[tuple[int, Any]]) -> list[Any]:
     kind = "bytes" if isinstance(looked_up[0][1], bytes) else "int"
-    return _map_keys_expected(StateTable(StateCore(), key=kind, value="long"), looked_up)
+    return core_probe.map_keys_expected(StateTable(StateCore(), key=kind, value="long"), looked_up)
 
 
 @pytest.mark.parametrize("made", [lambda number: number, lambda number: b"%d" % number])

@@ -19,7 +19,7 @@ from type_samples import same, value_types, values_of
 import statebackend as sb
 from statebackend import types as t
 from statebackend._core.codecs.row_maker import RowMaker
-from statebackend._core.handles.row_loop import _key_bytes
+from statebackend._core.core_probe import bytes_of_row_key
 from statebackend.columns.codec_choice import key_codec
 from statebackend.errors import UsageError
 from statebackend.keys import key_encoder
@@ -266,7 +266,7 @@ def test_what_is_known_of_later_keys_is_right(data: st.DataObject) -> None:
     rows = row_maker(batch.slice(start))
     if t.DATE in fields:
         with pytest.raises(UsageError):
-            _key_bytes(rows, places, codec, 0)
+            bytes_of_row_key(rows, places, codec, 0)
         return
     for at, key in enumerate(keys[start:]):
         if len(fields) == 1 and declared in (t.STRING, t.BYTES):
@@ -275,7 +275,7 @@ def test_what_is_known_of_later_keys_is_right(data: st.DataObject) -> None:
             wanted = None if key[-1] is not None and fields[-1] == t.BOOL else encode(key)
         if wanted is not None and len(wanted) > 64:
             wanted = None
-        assert _key_bytes(rows, places, codec, at) == wanted
+        assert bytes_of_row_key(rows, places, codec, at) == wanted
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,13 @@ from collections import namedtuple
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memset
 
 from statebackend._core.codecs.codecs cimport KeyCodec
-from statebackend._core.handles.key_shape cimport KeyShape, bytes_of_key, shape_of
-from statebackend._core.handles.look_ahead cimport COMING_BYTES
+from statebackend._core.codecs.row_maker cimport RowMaker
+from statebackend._core.handles.key_shape cimport (
+    MOST_PARTS, SHAPE_NONE, KeyShape, bytes_in_row, bytes_of_key, shape_of)
+from statebackend._core.handles.look_ahead cimport COMING_BYTES, MAP_KEYS, Visit, is_expected, note_map_entry
 from statebackend._core.memory.arena cimport Arena, Probe, address
 from statebackend._core.snapshots.entry_rows cimport EntryRows
 from statebackend._core.snapshots.snapshot_view cimport SnapshotView
@@ -27,7 +30,7 @@ from statebackend._core.tables.state_table cimport StateTable as CoreTable, is_n
 from statebackend._core.tables.values cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, load_blob, load_number)
 
-from statebackend.errors import KeyGroupError
+from statebackend.errors import KeyGroupError, UsageError
 
 #: One entry as it is at the moment. An object is not copied.
 StateEntry = namedtuple("StateEntry", "key namespace slot version value")
@@ -332,3 +335,43 @@ cdef class MapTable(CoreMapTable):
         finally:
             self.owner.leave()
         return [(map_key, self.get(key, map_key, namespace)) for map_key in keys]
+
+
+def map_keys_expected(CoreTable entries not None, looked_up):
+    """The map keys that are expected after these, pairs of a turn and a map key, one turn later."""
+    cdef Visit visit
+    cdef CoreKey at
+    cdef uint32_t turn = 0, i
+    cdef list found = []
+    memset(&visit, 0, sizeof(Visit))
+    memset(&at, 0, sizeof(CoreKey))
+    for turn, map_key in looked_up:
+        if entries.table.layout.key_is_blob:
+            at.data, at.length = <const char *><bytes>map_key, len(map_key)
+        else:
+            at.number = map_key
+        note_map_entry(&visit, entries.table, &at, turn)
+    for i in range(MAP_KEYS):
+        if not is_expected(&visit.map_keys[i], turn + 1):
+            continue
+        if entries.table.layout.key_is_blob:
+            found.append(visit.map_keys[i].bytes[:visit.map_keys[i].number])
+        else:
+            found.append(visit.map_keys[i].number)
+    return sorted(found)
+
+
+def bytes_of_row_key(RowMaker rows not None, tuple key_columns not None, KeyCodec codec not None, int64_t at):
+    """The canonical form of the key in a row as the loop takes it, or None."""
+    cdef KeyShape shape
+    cdef Py_ssize_t columns[MOST_PARTS]
+    cdef char out[COMING_BYTES]
+    cdef Py_ssize_t i
+    cdef int64_t length
+    shape_of(codec, &shape)
+    if shape.form == SHAPE_NONE or len(key_columns) != max(shape.n, 1) or not 0 <= at < rows.rows:
+        raise UsageError("a row has no such key", detail=f"row {at}")
+    for i in range(len(key_columns)):
+        columns[i] = key_columns[i]
+    length = bytes_in_row(rows, &shape, columns, at, out)
+    return out[:length] if length else None

@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy
 
 from statebackend._core.codecs.codecs cimport KeyCodec
+from statebackend._core.codecs.row_maker cimport RowMaker
 
 cdef enum:
     MOST_PARTS = 8                       # of a composite key; those with more take the general way
@@ -64,6 +65,8 @@ cdef inline bint put_none(Writer *writer) noexcept:
 cdef void shape_of(KeyCodec codec, KeyShape *shape)
 cdef int64_t bytes_of_tuple(const KeyShape *shape, PyObject *key, char *out) noexcept
 cdef int64_t bytes_of_key(const KeyShape *shape, PyObject *key, char *out) noexcept
+cdef int64_t bytes_in_row(RowMaker rows, const KeyShape *shape, const Py_ssize_t *columns, int64_t at,
+                          char *out) noexcept
 
 cdef extern from *:
     """

@@ -9,6 +9,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
 from statebackend._core.codecs.codecs cimport KEY_BYTES, KEY_STRING, KeyCodec
+from statebackend._core.codecs.row_maker cimport RowMaker
 from statebackend._core.codecs.type_codec cimport (
     TYPE_BOOL, TYPE_BYTE, TYPE_BYTES, TYPE_RECORD, TYPE_STRING, TypeCodec)
 from statebackend._core.handles.look_ahead cimport COMING_BYTES
@@ -108,3 +109,30 @@ cdef int64_t bytes_of_key(const KeyShape *shape, PyObject *key, char *out) noexc
         return 0
     memcpy(out, data, length)
     return length
+
+
+cdef int64_t bytes_in_row(RowMaker rows, const KeyShape *shape, const Py_ssize_t *columns, int64_t at,
+                          char *out) noexcept:
+    """Write the canonical form of a row's key; returns how many bytes, 0 if that is better left to the codec."""
+    cdef Writer writer
+    cdef Py_ssize_t i
+    cdef int64_t number, length
+    cdef const char *data
+    cdef bint is_put
+    if shape.form != SHAPE_TUPLE:
+        length = rows.run_at(columns[0], at, &data)
+        if not 0 < length <= COMING_BYTES:
+            return 0
+        memcpy(out, data, length)
+        return length
+    writer.at, writer.end = out, out + COMING_BYTES
+    for i in range(shape.n):
+        is_put = False
+        if shape.parts[i].form == PART_INTEGER and rows.integer_at(columns[i], at, &number):
+            is_put = put_number(&writer, number)
+        elif shape.parts[i].form == PART_TEXT or shape.parts[i].form == PART_BYTES:
+            length = rows.run_at(columns[i], at, &data)
+            is_put = length >= 0 and put_run(&writer, data, length)
+        if not is_put and not (rows.is_null_at(columns[i], at) and put_none(&writer)):
+            return 0
+    return writer.at - out

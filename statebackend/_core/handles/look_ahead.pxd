@@ -121,6 +121,10 @@ cdef inline bint is_map_key(MapKey *noted, Table *entries, const CoreKey *key) n
                 and memcmp(noted.bytes, key.data, key.length) == 0)
     return noted.number == key.number
 
+cdef inline bint is_expected(MapKey *key, uint32_t turn) noexcept nogil:
+    """Return True if a map key has come more than once, and lately."""
+    return key.comes_again and turn - key.turn < MAP_KEY_TURNS
+
 cdef inline void note_map_entry(Visit *visit, Table *entries, const CoreKey *key, uint32_t turn) noexcept nogil:
     """Note that a map's entry is looked up for the key of this turn."""
     cdef MapKey *last = &visit.map_keys[visit.last_map_key]

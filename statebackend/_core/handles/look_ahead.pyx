@@ -8,7 +8,6 @@ from statebackend._core.tables.cow_map cimport (
     Anchor, CoreKey, CowMap, ListChunk, ListHead, Table, blob_hash, chain_head, entry_at, find_int, hash_blob_key,
     hash_int_key, namespace_of, value_of)
 from statebackend._core.memory.platform cimport prefetch
-from statebackend._core.tables.state_table cimport StateTable
 
 
 cdef void note_other_map_key(Visit *visit, Table *entries, const CoreKey *key, uint32_t turn) noexcept nogil:
@@ -84,11 +83,6 @@ cdef char *found_value(Visit *visit, Coming *key, uint32_t namespace) noexcept n
         else:
             slot = find_int(visit.table, map, key.number, namespace, hash)
     return value_of(visit.table, entry_at(visit.table.core, slot)) if slot else NULL
-
-
-cdef inline bint is_expected(MapKey *key, uint32_t turn) noexcept nogil:
-    """Return True if a map key has come more than once, and lately."""
-    return key.comes_again and turn - key.turn < MAP_KEY_TURNS
 
 
 cdef void expect_entries(Visit *visit, Part *part, uint32_t turn) noexcept nogil:
@@ -176,34 +170,3 @@ cdef void follow_rest(Visit *visit, Coming *key, uint32_t namespace, uint32_t tu
             chunk = (<ListHead *>value).tail
             if chunk != NULL and chunk.prev != NULL:
                 prefetch(chunk.prev.prev)
-
-
-def _map_keys_expected(StateTable entries not None, looked_up):
-    """The map keys that are expected after these, pairs of a turn and a map key, one turn later. For tests.
-
-    >>> from statebackend._core.tables.state_core import StateCore
-    >>> from statebackend._core.tables.state_table import StateTable
-    >>> entries = StateTable(StateCore(), key="bytes", value="long")
-    >>> _map_keys_expected(entries, [(1, b"red"), (2, b"blue"), (3, b"red")])
-    [b'red']
-    """
-    cdef Visit visit
-    cdef CoreKey at
-    cdef uint32_t turn = 0, i
-    cdef list found = []
-    memset(&visit, 0, sizeof(Visit))
-    memset(&at, 0, sizeof(CoreKey))
-    for turn, map_key in looked_up:
-        if entries.table.layout.key_is_blob:
-            at.data, at.length = <const char *><bytes>map_key, len(map_key)
-        else:
-            at.number = map_key
-        note_map_entry(&visit, entries.table, &at, turn)
-    for i in range(MAP_KEYS):
-        if not is_expected(&visit.map_keys[i], turn + 1):
-            continue
-        if entries.table.layout.key_is_blob:
-            found.append(visit.map_keys[i].bytes[:visit.map_keys[i].number])
-        else:
-            found.append(visit.map_keys[i].number)
-    return sorted(found)

@@ -5,15 +5,12 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint8_t
-from libc.string cimport memcpy
 
-from statebackend._core.codecs.codecs cimport KEY_NUMBER, KeyCodec
+from statebackend._core.codecs.codecs cimport KEY_NUMBER
 from statebackend._core.codecs.row_maker cimport RowMaker
 from statebackend._core.codecs.row_writer cimport RowWriter
 from statebackend._core.handles.key_context cimport KeyContext
-from statebackend._core.handles.key_shape cimport (
-    MOST_PARTS, PART_BYTES, PART_INTEGER, PART_TEXT, SHAPE_NONE, SHAPE_TUPLE, KeyShape, Writer,
-    put_none, put_number, put_run, shape_of)
+from statebackend._core.handles.key_shape cimport MOST_PARTS, SHAPE_NONE, SHAPE_TUPLE, bytes_in_row
 from statebackend._core.handles.look_ahead cimport BUCKETS_AHEAD, COMING_BYTES
 from statebackend._core.pulse cimport call_returned
 from statebackend._core.tables.state_core cimport end_objects_of_row
@@ -159,32 +156,6 @@ cdef class RowTimes:
         return self.own[self.at] if self.at < self.own.shape[0] and not self.is_null[self.at] else None
 
 
-cdef int64_t bytes_at(RowMaker rows, const KeyShape *shape, const Py_ssize_t *columns, int64_t at, char *out) noexcept:
-    """Write the canonical form of a row's key; returns how many bytes, 0 if that is better left to the codec."""
-    cdef Writer writer
-    cdef Py_ssize_t i
-    cdef int64_t number, length
-    cdef const char *data
-    cdef bint is_put
-    if shape.form != SHAPE_TUPLE:
-        length = rows.run_at(columns[0], at, &data)
-        if not 0 < length <= COMING_BYTES:
-            return 0
-        memcpy(out, data, length)
-        return length
-    writer.at, writer.end = out, out + COMING_BYTES
-    for i in range(shape.n):
-        is_put = False
-        if shape.parts[i].form == PART_INTEGER and rows.integer_at(columns[i], at, &number):
-            is_put = put_number(&writer, number)
-        elif shape.parts[i].form == PART_TEXT or shape.parts[i].form == PART_BYTES:
-            length = rows.run_at(columns[i], at, &data)
-            is_put = length >= 0 and put_run(&writer, data, length)
-        if not is_put and not (rows.is_null_at(columns[i], at) and put_none(&writer)):
-            return 0
-    return writer.at - out
-
-
 cdef inline object key_of_row(PyObject *row, tuple columns, bint is_composite):
     if is_composite:
         return tuple([<object>PyTuple_GET_ITEM(<object>row, i) for i in columns])
@@ -233,7 +204,7 @@ def run_rows(RowMaker rows not None, tuple key_columns not None, bint is_composi
         if is_bytes and not keys.core.closed:
             length = 0
             if at + BUCKETS_AHEAD < rows.rows:
-                length = bytes_at(rows, &keys.shape, columns, at + BUCKETS_AHEAD, bytes_later)
+                length = bytes_in_row(rows, &keys.shape, columns, at + BUCKETS_AHEAD, bytes_later)
             keys.set_bytes_of_run(key_of_row(row, key_columns, is_composite), bytes_later, length)
         elif is_composite:
             set_key(key_of_row(row, key_columns, True))
@@ -257,19 +228,3 @@ def run_rows(RowMaker rows not None, tuple key_columns not None, bint is_composi
             guard.failed(at, error)
         else:
             guard.passed()
-
-
-def _key_bytes(RowMaker rows not None, tuple key_columns not None, KeyCodec codec not None, int64_t at):
-    """The canonical form of the key in a row as the loop takes it, or None. For tests."""
-    cdef KeyShape shape
-    cdef Py_ssize_t columns[MOST_PARTS]
-    cdef char out[COMING_BYTES]
-    cdef Py_ssize_t i
-    cdef int64_t length
-    shape_of(codec, &shape)
-    if shape.form == SHAPE_NONE or len(key_columns) != max(shape.n, 1) or not 0 <= at < rows.rows:
-        raise UsageError("a row has no such key", detail=f"row {at}")
-    for i in range(len(key_columns)):
-        columns[i] = key_columns[i]
-    length = bytes_at(rows, &shape, columns, at, out)
-    return out[:length] if length else None
