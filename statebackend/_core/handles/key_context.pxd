@@ -27,8 +27,6 @@ cdef class KeyContext(TimeAndNamespace):
     cdef list near_names
     cdef uint32_t near_numbers[256]
     cdef uint32_t near_turn              # the way to be replaced next
-    cdef int64_t latest                  # that was asked for
-    cdef uint64_t setbacks               # how often time went back between two of them
     cdef int64_t event_latest            # that was asked for
     cdef uint64_t event_setbacks         # how often it went back between two of them
     cdef list on_record                  # states that clean up whenever a key is set; None: none does
@@ -39,8 +37,6 @@ cdef class KeyContext(TimeAndNamespace):
     cdef void look_ahead(self) noexcept
     cdef Coming *begin_turn(self) noexcept
     cdef void ask_for_buckets(self) noexcept
-    cdef int64_t time(self) except? -1
-    cdef void begin_at(self, int64_t now) noexcept
     cdef int clean_on_record(self) except -1
     cdef int set_other_key(self, object key) except -1
     cdef int set_bytes_of_run(self, object key, const char *later, int64_t length) except -1
@@ -52,4 +48,3 @@ cdef class KeyContext(TimeAndNamespace):
     cdef int keep_near(self, object namespace) except -1
     cdef int number_namespace(self, uint32_t number) except -1
     cdef int return_to(self, CoreKey *key, object owner) except -1
-    cdef int no_key(self) except -1

@@ -9,15 +9,13 @@ Time: see `time_and_namespace`. In a job with event time, states in event time u
 the rows sets.
 """
 
-from functools import partial
-
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
-from statebackend._core.codecs.codecs cimport KEY_NUMBER, KEY_STRING, KeyCodec
+from statebackend._core.codecs.codecs cimport KEY_NUMBER, KEY_STRING
 from statebackend._core.tables.values cimport long_as_int64
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, hash_canonical_int
@@ -26,12 +24,11 @@ from statebackend._core.handles.look_ahead cimport (
     follow_values)
 from statebackend._core.handles.key_shape cimport (
     SHAPE_NONE, SHAPE_TUPLE, bytes_of_key, bytes_of_tuple, holders, shape_of)
-from statebackend._core.handles.time_and_namespace cimport TIME_FIXED, TIME_OF_CLOCK, TIME_OF_SYSTEM, TimeAndNamespace
+from statebackend._core.handles.time_and_namespace cimport TimeAndNamespace, begin_time
 from statebackend._core.memory.platform cimport hash_bytes, hash_int, same_bytes, unlikely
-from statebackend._core.tables.state_core cimport PyThread_get_thread_ident, StateCore, come_out, go_in
-from statebackend._core.wall_clock cimport wall_clock_ms
+from statebackend._core.tables.state_core cimport PyThread_get_thread_ident, come_out, go_in
 
-from statebackend.errors import ClosedError, UsageError
+from statebackend.errors import ClosedError
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
@@ -51,17 +48,24 @@ cdef inline uint32_t near_set(object namespace) noexcept:
 cdef class KeyContext(TimeAndNamespace):
     """The compiled half of a keyed backend's context: core, current key, namespace and time."""
 
-    def _open(self, StateCore core not None, KeyCodec codec not None, uint32_t max_parallelism,
-              uint32_t first_group, uint32_t last_group, clock, read_clock, bint is_system_clock,
-              encode_namespace, frozenset frozen_types not None):
-        """Begin to work; `read_clock(clock)` gives milliseconds, `frozen_types` are of namespaces that never change."""
-        self.core = core
-        self.set_up(codec, max_parallelism, first_group, last_group, clock, read_clock, is_system_clock,
-                    encode_namespace, frozen_types)
+    cdef int opened(self, object store) except -1:
+        self.core = store
         memset(&self.ahead, 0, sizeof(self.ahead))
-        shape_of(codec, &self.shape)
+        shape_of(self.codec, &self.shape)
         self.near_objects = [None] * (NEAR_SETS * NEAR_WAYS)
         self.near_names = [None] * (NEAR_SETS * NEAR_WAYS)
+        return 0
+
+    cdef int check(self) except -1:
+        if unlikely(self.core.closed or self.core.inside):
+            self.core._check_call()
+        return 0
+
+    cdef bint is_shut(self) noexcept:
+        return self.core.closed
+
+    cdef bint is_inside(self) noexcept:
+        return self.core.inside != 0
 
     # --- the key ---
 
@@ -126,12 +130,9 @@ cdef class KeyContext(TimeAndNamespace):
         group = group_of_hash(hash_canonical_int(&self.codec.plan.program, number), self.max_parallelism)
         if unlikely(group - self.first_group >= self.n_groups):
             self.group_outside(group)
-        if self.time_source == TIME_OF_CLOCK:
-            self.begin_at(self.read_clock(self.clock))
-            if unlikely(self.core.closed):       # a clock may run anything
-                raise ClosedError("the backend is closed", hint="create another one")
-        elif self.time_source == TIME_OF_SYSTEM:
-            self.now_known = False
+        begin_time(self)
+        if unlikely(self.core.closed):           # a clock may run anything
+            raise ClosedError("the backend is closed", hint="create another one")
         self.key.number = number
         self.key.group = group
         self.key.hash = hash_int(number, self.key.namespace, self.core.core.seed)
@@ -229,10 +230,7 @@ cdef class KeyContext(TimeAndNamespace):
             hash_made, namespace_of_hash = expected.hash, expected.namespace
         else:
             self.find_group(&new)
-        if self.time_source == TIME_OF_CLOCK:
-            self.begin_at(self.read_clock(self.clock))
-        elif self.time_source == TIME_OF_SYSTEM:
-            self.now_known = False
+        begin_time(self)
         if unlikely(self.core.closed or self.core.inside):   # encoders and clocks may run anything
             self.core._check_call()
         if new.data == written:
@@ -279,9 +277,6 @@ cdef class KeyContext(TimeAndNamespace):
                                        self.core.core.seed + self.key.namespace)
         self.turn += 1
         self.core.calls += 1
-
-    cdef int no_key(self) except -1:
-        raise UsageError("no current key is set", hint="call set_current_key(key) first")
 
     # --- calls ---
 
@@ -350,33 +345,6 @@ cdef class KeyContext(TimeAndNamespace):
         self.turn += 1
         self.core.calls += 1
         return 0
-
-    @property
-    def _group(self):
-        """The key group of the current key."""
-        return self.key.group
-
-    def _require_key(self):
-        """The current key in canonical form; raises if there is none."""
-        if self.core.closed or self.core.inside:
-            self.core._check_call()
-        if not self.has_key:
-            self.no_key()
-        return self.codec.canonical(&self.key)
-
-    def _restore_key(self, saved):
-        """Return to the key that `_save_key` gave, without reading the clock; inside a call, at its end."""
-        if self.core.inside:
-            self.core._do_later(partial(self._restore_key, saved))
-            return
-        if self.core.closed:
-            return
-        key, known, now, name = saved
-        self.name_namespace(name)
-        self._key = key
-        if self.time_source != TIME_FIXED:
-            self.now_known = known
-            self.now = now
 
     cdef int return_to(self, CoreKey *key, object owner) except -1:
         """Back to a key that was current, with the namespace's number that it had, which was pinned meanwhile."""
@@ -461,50 +429,12 @@ cdef class KeyContext(TimeAndNamespace):
 
     # --- time ---
 
-    cdef int64_t time(self) except? -1:
-        """The time at which the current key was set, or that of the vectorised call that is running."""
-        if self.time_source == TIME_OF_SYSTEM and not self.now_known:
-            self.now = wall_clock_ms(&self.wall_clock)
-            self.now_known = True
-        if unlikely(self.now < self.latest):
-            self.setbacks += 1
-        self.latest = self.now
-        return self.now
-
-    cdef void begin_at(self, int64_t now) noexcept:
-        """A key is set at this time of the clock that was given."""
-        self.now = self.worked_at = now
-        self.has_worked = True
-
     def _saw(self, int64_t now):
         """A call goes by this time; gives it back."""
         if now < self.latest:
             self.setbacks += 1
         self.latest = now
         return now
-
-    @property
-    def _now(self):
-        return self.time()
-
-    @_now.setter
-    def _now(self, int64_t now):
-        self.now = now
-        self.now_known = True
-
-    @property
-    def _fixed_now(self):
-        """The time of the batch, or of the vectorised call, that is running; None: the clock tells."""
-        return self.now if self.time_source == TIME_FIXED else None
-
-    @_fixed_now.setter
-    def _fixed_now(self, now):
-        if now is None:
-            self.time_source = self.clock_source
-        else:
-            self.now = now
-            self.now_known = True
-            self.time_source = TIME_FIXED
 
 
 @cython.final

@@ -29,8 +29,11 @@ cdef class TimeAndNamespace:
     cdef object read_clock               # callable(clock) -> int
     cdef int time_source
     cdef int clock_source                # `time_source` outside batches and vectorised calls
+    cdef int64_t fixed_now               # of TIME_FIXED
     cdef bint now_known
     cdef int64_t now                     # when the key was set
+    cdef int64_t latest                  # that was asked for
+    cdef uint64_t setbacks               # how often time went back between two of them
     # In a job with event time, states in event time use these.
     cdef bint has_event_time
     cdef int64_t event_now               # of the current row or timer
@@ -38,10 +41,23 @@ cdef class TimeAndNamespace:
     cdef bint has_worked
     cdef int64_t worked_at               # time of `clock` at the last operation that may have changed something
     cdef bint is_told                    # RocksDB: compactions know the time
-    cdef int set_up(self, KeyCodec codec, uint32_t max_parallelism, uint32_t first_group, uint32_t last_group,
-                    clock, read_clock, bint is_system_clock, encode_namespace, frozen_types) except -1
+    cdef int opened(self, object store) except -1
+    cdef int check(self) except -1
+    cdef bint is_shut(self) noexcept
+    cdef bint is_inside(self) noexcept
     cdef int find_group(self, CoreKey *key) except -1
     cdef int take(self, CoreKey *key, object owner) except -1
     cdef int drop_key(self) noexcept
+    cdef int no_key(self) except -1
     cdef int name_namespace(self, bytes name) except -1
     cdef int group_outside(self, uint32_t group) except -1
+    cdef int begin_other_time(self) except -1
+    cdef int begin_at(self, int64_t now) noexcept
+    cdef int64_t time(self) noexcept
+
+cdef inline int begin_time(TimeAndNamespace context) except -1:
+    # A key is set, or some other operation begins that may change something: it goes by the time from here on.
+    if context.time_source == TIME_OF_SYSTEM:
+        context.now_known = False
+        return 0
+    return context.begin_other_time()

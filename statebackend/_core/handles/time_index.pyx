@@ -43,7 +43,7 @@ from statebackend._core.tables.values cimport long_as_int64
 from statebackend._core.handles.base_handle cimport find_key
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.handles.key_context cimport KeyContext
-from statebackend._core.handles.time_and_namespace cimport TIME_OF_CLOCK, TIME_OF_SYSTEM
+from statebackend._core.handles.time_and_namespace cimport TIME_OF_CLOCK, begin_time
 from statebackend._core.handles.look_ahead cimport ask_for_bucket, ask_for_entry
 from statebackend._core.handles.map_handle cimport MapHandle
 from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, hash_canonical_int
@@ -464,8 +464,8 @@ cdef class TimerHandle(Handle):
                     self.retire(0)
         if self.context.time_source == TIME_OF_CLOCK:
             self.context.begin_at(clock)
-        elif self.context.time_source == TIME_OF_SYSTEM:
-            self.context.now_known = False
+        else:
+            begin_time(self.context)
         if node.ticket & <uint32_t>IN_MAP:
             self.more.remove_entry(&inner, slot, False)
         else:

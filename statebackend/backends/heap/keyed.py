@@ -29,7 +29,7 @@ from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import ExpiredAt
 from statebackend.checkpoint.keyed.compiled_backend import CompiledKeyedBackend
 from statebackend.checkpoint.keyed.restored_states import RestoredState
-from statebackend.state import StateDescriptor, checked_budget, clocks
+from statebackend.state import StateDescriptor, Watermarks, checked_budget, clocks
 
 
 def default_threads() -> int:
@@ -149,6 +149,11 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
             state._put_stored(*merged)
 
     # --- time ---
+
+    def begin(self, now: int | None = None, watermarks: Watermarks | None = None) -> None:
+        super().begin(now, watermarks)
+        if self._fixed_now is not None:  # a key that is current sees the time of the batch, too
+            self._now = self._fixed_now
 
     def _time(self) -> int:
         return self._saw(super()._time())

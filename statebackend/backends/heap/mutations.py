@@ -61,7 +61,7 @@ class MutationWatcher:
                     noted[at] = each._replace(data=data, checks=self._checks)
                 return
         self._serialize[place[0]] = serialize
-        noted.append(_Noted(value, data, state.backend._group, self._checks))
+        noted.append(_Noted(value, data, state.backend._key_group, self._checks))
 
     def note_all(self, state: Any, values: list[Any]) -> None:
         """Note objects that were appended to the current key's list."""

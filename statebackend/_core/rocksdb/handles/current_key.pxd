@@ -9,19 +9,14 @@ from statebackend._core.rocksdb.overlay.store cimport Store
 cdef class CurrentKey(TimeAndNamespace):
     cdef readonly Store store
     cdef bint closed
-    cdef int64_t fixed_now            # of TIME_FIXED
     cdef bint cleans                  # some state expires: compactions have to be told the time
     cdef int64_t told_at
     cdef bint has_later               # callables wait for the end of the outermost call
 
-    cdef int64_t time(self) noexcept
     cdef int64_t time_in(self, bint in_event_time) noexcept
-    cdef int begin_time(self) except -1
     cdef int visit(self, object canonical) except -1
     cdef int tell_time(self) except -1
-    cdef int check(self) except -1
     cdef int settle(self) except -1
-    cdef int no_key(self) except -1
 
 
 cdef inline void begin_call(CurrentKey context) noexcept:
