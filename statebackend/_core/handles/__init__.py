@@ -5,13 +5,13 @@ the key          `time_and_namespace`  the base of both backends: key, namespace
                  `look_ahead`        asks for the memory that the next keys will need
                  `key_shape`         reads keys that become bytes, also those that may come next
                  `row_loop`          sets the key of each row of a batch, calls the function, takes its rows
-every handle     `base_handle`       finds the current key's entry, makes room for it, removes it
+every handle     `state_handle`      the base of both backends: the descriptor, and the rules of expiry
+                 `base_handle`       finds the current key's entry, makes room for it, removes it
                  `cleanup`           removes what has expired
                  `enumeration`       lists keys and namespaces
                  `handle`            `Handle`: all of this together, and what users may do with any state
 a state's kind   `single_handle`     one value for a key; value states
-                 `function_handles`  reducing, aggregating and folding states that call the user's function
-                 `adding_handles`    reducing and aggregating states whose operation has a name: no Python call
+                 `adding_handle`     reducing, aggregating and folding states: the user's function, or a plan
                  `list_handle`       list states, and their iterator
                  `map_handle`        map states, and their iterator
                  `time_index`        timers: their set, and the order of firing

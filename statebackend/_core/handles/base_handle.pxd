@@ -4,10 +4,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.codecs.codecs cimport ValueCodec
 from statebackend._core.tables.cow_map cimport CoreKey, CowMap, Entry, Table, find
-from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.handles.look_ahead cimport Visit
-from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.handles.state_handle cimport StateHandle
 from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.tables.state_table cimport StateTable
 
@@ -29,7 +28,7 @@ cdef inline uint32_t find_key(Table *table, CoreKey *key) noexcept nogil:
         return 0
     return find(table, map, key)
 
-cdef class BaseHandle:
+cdef class BaseHandle(StateHandle):
     cdef readonly KeyContext context
     cdef readonly StateCore core
     cdef readonly ValueCodec codec       # of values, elements or accumulators
@@ -40,8 +39,6 @@ cdef class BaseHandle:
     cdef Table *plain_table
     cdef Table *spaced_table
     cdef int reach                       # the next thing that a lookup reads, see `look_ahead.pxd`
-    cdef readonly int64_t ttl            # 0: entries do not expire
-    cdef bint in_event_time              # go by the time of rows, where they tell one
     cdef bint is_cleaning                # they go by the watermark, meanwhile
     cdef int64_t floor                   # what is known of the oldest timestamps holds as long as none is older
     cdef uint64_t belated                # how often the time of a row was
@@ -64,20 +61,5 @@ cdef class BaseHandle:
     cdef int remove_here(self) except -1
     cdef int clear_here(self) except -1
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1
-    cdef int64_t event_time(self) except? -1
-    cdef int64_t cleanup_time(self) except? -1
     cdef int64_t rest_from(self, int64_t now) noexcept
     cdef uint64_t setbacks(self) noexcept
-
-cdef inline int64_t time_of(BaseHandle handle) except? -1:
-    # The time by which the row at hand sees a state, and stamps it.
-    if unlikely(handle.in_event_time):
-        return handle.event_time()
-    return handle.context.time()
-
-cdef inline bint is_dead(BaseHandle handle, int64_t timestamp) noexcept:
-    # Whether something that has expired by the time of the call may be removed: in event time, only when the watermark
-    # says so, too. A row that comes later with an earlier time may still see it.
-    if likely(not (handle.in_event_time and handle.context.has_event_time)):
-        return True
-    return is_expired(timestamp, handle.ttl, handle.context.event_cleaned)

@@ -6,11 +6,6 @@ reads and writes in place do not. So `value()` and then `update()` search once, 
 
 Entries of the namespace VOID are in a table without namespace numbers. The first write to another namespace makes a
 second table, for all others.
-
-Time. `time_of(handle)` is the time by which a state is read and stamped, `cleanup_time` that by which it is cleaned up.
-They differ in event time, where each row goes by its own: what has expired for this row may not have for another key's,
-or for a row that comes later with an earlier time. So cleanup goes by the watermark, below which only late rows come,
-and a read removes only what it does not see and `is_dead` by the watermark.
 """
 
 cimport cython
@@ -22,22 +17,23 @@ from statebackend._core.tables.cow_map cimport (
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.handles.look_ahead cimport REACH_BLOB, REACH_ENTRY, note_visit
+from statebackend._core.handles.state_handle cimport StateHandle, time_of
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.state_core cimport come_out, end_objects, go_in
 from statebackend._core.tables.state_table cimport StateTable
 
 
 @cython.no_gc_clear                      # C pointers into the core must not outlive it
-cdef class BaseHandle:
+cdef class BaseHandle(StateHandle):
     """Finds, makes room for and removes the entry of the current key."""
 
-    def __init__(self, KeyContext context not None, ValueCodec codec not None, make_table, int64_t ttl, watcher):
+    def __init__(self, KeyContext context not None, descriptor, ValueCodec codec not None, make_table, watcher=None):
+        self.belong(context, descriptor)
         self.context = context
         self.core = context.core
         self.codec = codec
         self.make_table = make_table
         self.watcher = watcher
-        self.ttl = ttl
         self.floor = INT64_MIN
         self.stamp = NEVER
         self.reach = REACH_BLOB if codec.layout == "bytes" else REACH_ENTRY
@@ -181,9 +177,7 @@ cdef class BaseHandle:
 
     # --- time ---
 
-    cdef int64_t event_time(self) except? -1:
-        """The time of a state in event time: that of the row or the timer at hand, where there is one."""
-        cdef int64_t now
+    cdef int64_t event_time(self) noexcept:
         if not self.context.has_event_time:
             return self.context.time()
         if self.is_cleaning:
@@ -208,11 +202,6 @@ cdef class BaseHandle:
             self.event_time()
         finally:
             self.context.event_now = of_row
-
-    cdef int64_t cleanup_time(self) except? -1:
-        if self.in_event_time and self.context.has_event_time:
-            return self.context.event_cleaned
-        return self.context.time()
 
     cdef int64_t rest_from(self, int64_t now) noexcept:
         """The oldest timestamp that writes after a cleanup at `now` are taken to have.

@@ -14,8 +14,6 @@ cdef class CleanupHandle(BaseHandle):
     cdef int64_t debt                    # slots' worth of long lists that later accesses must pay for
     cdef readonly ExpiryIndex plain_index    # index of what expires; None before `advance` first asks
     cdef readonly ExpiryIndex spaced_index
-    cdef uint64_t expired_on_read
-    cdef uint64_t expired_by_cleanup
     cdef int64_t oldest                  # the oldest timestamp that the last full round of cleanup has seen
     cdef bint clean_here(self) except -1
     cdef bint clean_slot(self, bint spaced, CowMap *map, uint32_t slot) except -1

@@ -8,12 +8,10 @@ number. `_expire` asks an index of expiry times instead, and so looks only at wh
 cimport cython
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 
-from statebackend._core.codecs.codecs cimport ValueCodec
 from statebackend._core.tables.cow_map cimport (
     VALUE_LIST, CowMap, Entry, Table, entry_at, hash_of, is_live, key_object, namespace_of, remove)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.base_handle cimport WANT_EXPIRED, BaseHandle
-from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.state_core cimport begin_call, end_call
 from statebackend._core.tables.state_table cimport StateTable
@@ -29,12 +27,12 @@ cdef inline uint64_t moved_in(StateTable of) noexcept:
 cdef class CleanupHandle(BaseHandle):
     """Removes what has expired of its state; `cleanup_size` is the number of entries that each access looks at."""
 
-    def __init__(self, KeyContext context not None, ValueCodec codec not None, make_table, int64_t ttl, watcher,
-                 int64_t cleanup_size):
-        self.cleanup_size = cleanup_size
+    def __init__(self, *arguments, **options):
+        BaseHandle.__init__(self, *arguments, **options)
+        cleanup = None if self.descriptor.ttl_config is None else self.descriptor.ttl_config.incremental_cleanup
+        self.cleanup_size = 0 if cleanup is None else cleanup.cleanup_size
         self.walk.bound = INT64_MIN
         self.oldest = INT64_MAX
-        BaseHandle.__init__(self, context, codec, make_table, ttl, watcher)
 
     # --- one entry ---
 

@@ -3,6 +3,4 @@
 from statebackend._core.handles.cleanup cimport CleanupHandle
 
 cdef class Handle(CleanupHandle):
-    cdef object _descriptor
-    cdef bint refreshes                  # a read renews the timestamp
-    cdef bint shows_expired              # a read returns what has expired until it is removed
+    pass

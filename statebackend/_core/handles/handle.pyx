@@ -3,6 +3,7 @@
     KeyContext  key, hash, group, namespace, now          StateCore.calls
         |                                                        |
     Handle  --- plain, spaced: the tables --- map --- slot, valid while `stamp` == calls
+      StateHandle       `state_handle`: the descriptor and the rules of expiry
       BaseHandle        `base_handle`: finds the current key's entry
       CleanupHandle     `cleanup`: removes what has expired
 
@@ -12,42 +13,21 @@ Afterwards the handle finds its slot again if the count of calls has changed.
 """
 
 cimport cython
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport uint32_t
 
-from statebackend._core.codecs.codecs cimport ValueCodec
 from statebackend._core.tables.cow_map cimport entry_at
 from statebackend._core.handles.base_handle cimport WANT_ALIVE
 from statebackend._core.handles.cleanup cimport CleanupHandle
 from statebackend._core.handles.enumeration cimport entries_of, numbers_of_key
-from statebackend._core.handles.key_context cimport KeyContext
 
 
 @cython.no_gc_clear                      # C pointers into the core must not outlive it
 cdef class Handle(CleanupHandle):
     """The base of the handles that states have; each kind of state derives its own."""
 
-    def __init__(self, KeyContext context not None, descriptor, ValueCodec codec not None, make_table,
-                 int64_t ttl=0, bint refreshes=False, bint shows_expired=False, watcher=None,
-                 int64_t cleanup_size=0, bint in_event_time=False):
-        self._descriptor = descriptor
-        self.refreshes = refreshes
-        self.shows_expired = shows_expired
-        self.in_event_time = in_event_time
-        CleanupHandle.__init__(self, context, codec, make_table, ttl, watcher, cleanup_size)
-
-    @property
-    def descriptor(self):
-        """The descriptor that declared the state."""
-        return self._descriptor
-
-    @property
-    def backend(self):
-        """The backend that the state belongs to."""
-        return self.context
-
-    def _redeclare(self, descriptor):
-        """Let a newer descriptor of the same state take effect."""
-        self._descriptor = descriptor
+    def __init__(self, *arguments, **options):
+        CleanupHandle.__init__(self, *arguments, **options)
+        self.declared()
 
     # --- for users ---
 

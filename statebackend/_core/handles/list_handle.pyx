@@ -18,12 +18,13 @@ from statebackend._core.tables.cow_map cimport (
     CoreKey, CowMap, Entry, ExpiringHead, ListHead, Table, element_timestamp, elements_of, entry_at, key_object,
     live_elements, namespace_of, stamp_element, value_of)
 from statebackend._core.tables.expiry cimport is_expired, written_at
-from statebackend._core.handles.base_handle cimport WANT_ALIVE, WANT_EXPIRED, find_key, is_dead, time_of
+from statebackend._core.handles.base_handle cimport WANT_ALIVE, WANT_EXPIRED, find_key
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.tables.lists cimport (
     ListCursor, cursor_close, cursor_next, cursor_open, drop_elements, list_extend, list_skip, pass_expired,
     refer_to_element)
 from statebackend._core.handles.look_ahead cimport REACH_LIST
+from statebackend._core.handles.state_handle cimport is_dead, time_of
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.state_core cimport begin_call, end_call, end_objects
 

@@ -21,10 +21,10 @@ from statebackend._core.tables.cow_map cimport (
     Anchor, CoreKey, CowMap, Entry, Table, Thread, before_operation, entry_at, find, find_stored, hash_key, hash_of,
     hash_stored, key_object, namespace_of, payload_of, thread_of, value_of)
 from statebackend._core.tables.expiry cimport is_expired, written_at
-from statebackend._core.handles.base_handle cimport (
-    NEVER, WANT_ALIVE, WANT_EXPIRED, find_key, is_dead, time_of)
+from statebackend._core.handles.base_handle cimport NEVER, WANT_ALIVE, WANT_EXPIRED, find_key
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.handles.look_ahead cimport REACH_THREAD, note_map_entry
+from statebackend._core.handles.state_handle cimport encoded_map_key, is_dead, time_of
 from statebackend._core.tables.map_table cimport (
     MapTable, ThreadPlace, begin_thread, find_again, is_same_map, next_in_thread, visit_entry)
 from statebackend._core.memory.platform cimport likely, unlikely
@@ -91,10 +91,7 @@ cdef class MapHandle(Handle):
     cdef object split_map_key(self, object key, CoreKey *inner):
         if likely(split_number(self, key, inner)):
             return None
-        try:
-            return self.keys_codec.split(key, inner)
-        except SerializationError as error:
-            raise error.at(f"map key of {self.codec.where}") from None
+        return encoded_map_key(self.keys_codec, key, inner, self.codec.where)
 
     cdef uint32_t find_entry(self, CoreKey *inner) except? 0:
         """The slot of a map entry of the current key, 0 if it is absent. Runs no Python."""

@@ -6,8 +6,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from statebackend._core.codecs.codecs cimport FORM_FLOAT, FORM_LONG, FORM_OBJECT, MAX_STORED, ValueCodec
 from statebackend._core.tables.cow_map cimport Table, entry_at, payload_of, value_of
 from statebackend._core.tables.expiry cimport is_expired, written_at
-from statebackend._core.handles.base_handle cimport NEVER, is_dead, time_of
+from statebackend._core.handles.base_handle cimport NEVER
 from statebackend._core.handles.handle cimport Handle
+from statebackend._core.handles.state_handle cimport default_of, is_dead, time_of
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.objects cimport object_at
 from statebackend._core.tables.state_core cimport begin_call, come_out, end_call, end_objects, go_in
@@ -232,13 +233,9 @@ cdef class ValueHandle(SingleHandle):
 
     cdef object default
 
-    def __init__(self, *arguments, **options):
-        SingleHandle.__init__(self, *arguments, **options)
-        self.default = default_of(self._descriptor)
-
-    def _redeclare(self, descriptor):
-        self._descriptor = descriptor
-        self.default = default_of(descriptor)
+    cdef int declared(self) except -1:
+        self.default = default_of(self.descriptor)
+        return 0
 
     def value(self):
         """Return the value; if there is none, a copy of the default, which may be None. O(1) expected."""
@@ -262,7 +259,3 @@ cdef class ValueHandle(SingleHandle):
             self.clear_here()
         else:
             self.write(value)
-
-
-cdef object default_of(descriptor):
-    return None if descriptor.default_copy() is None else descriptor.default_copy

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from statebackend._core.handles.adding_handles import PlannedAggregatingHandle, PlannedReducingHandle
-from statebackend._core.handles.function_handles import FoldingHandle
+from statebackend._core.handles.adding_handle import AddingHandle
 from statebackend._core.handles.handle import Handle
 from statebackend._core.handles.list_handle import ListHandle
 from statebackend._core.handles.map_handle import MapHandle
@@ -59,19 +58,19 @@ class HeapMapState(MapHandle, HeapMapColumns):
     __slots__ = ()
 
 
-class HeapReducingState(PlannedReducingHandle, HeapAddingColumns, ReducingState):
+class HeapReducingState(AddingHandle, HeapAddingColumns, ReducingState):
     """A reduced value."""
 
     __slots__ = ()
 
 
-class HeapAggregatingState(PlannedAggregatingHandle, HeapAddingColumns, AggregatingState):
+class HeapAggregatingState(AddingHandle, HeapAddingColumns, AggregatingState):
     """An accumulator of an aggregate."""
 
     __slots__ = ()
 
 
-class HeapFoldingState(FoldingHandle, HeapAddingColumns, FoldingState):
+class HeapFoldingState(AddingHandle, HeapAddingColumns, FoldingState):
     """An accumulator of a fold."""
 
     __slots__ = ()
@@ -107,18 +106,10 @@ def make_handle(handle: type[Handle], backend: HeapKeyedBackend, descriptor: Sta
     where = f"state {descriptor.name!r}"
     types = descriptor.stored_types()
     codec = value_codec(types[value_role(descriptor.kind)], where)
-    config = descriptor.ttl_config
     options: dict[str, Any] = {}
-    if config is not None:
-        options["ttl"] = config.ttl
-        options["refreshes"] = config.renews_on_read
-        options["in_event_time"] = config.is_in_event_time
-        options["shows_expired"] = config.shows_expired
-        if config.incremental_cleanup is not None:
-            options["cleanup_size"] = config.incremental_cleanup.cleanup_size
     if codec.layout == "object":
         options["watcher"] = backend.mutation_watcher
-    shape = {**table_shape(backend), "timestamps": config is not None}
+    shape = {**table_shape(backend), "timestamps": descriptor.ttl_config is not None}
     if descriptor.kind == "map":
         keys = key_codec(types["key"])
         options["keys_codec"] = keys

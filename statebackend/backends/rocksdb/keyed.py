@@ -213,7 +213,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
         return _HANDLES[descriptor.kind](self, descriptor)
 
     def _redeclare_state(self, state: Any, descriptor: StateDescriptor) -> None:
-        state.redeclare(descriptor)
+        state._redeclare(descriptor)
         state.plan_calls()
 
     def _alive_places(self, state: Any) -> Iterator[_Place]:

@@ -19,12 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from statebackend._core.batches import adding_kernels, kernels
-from statebackend._core.rocksdb.handles.single_handles import (
-    AggregatingHandle,
-    FoldingHandle,
-    ReducingHandle,
-    ValueHandle,
-)
+from statebackend._core.rocksdb.handles.single_handles import AddingHandle, ValueHandle
 from statebackend._core.rocksdb.handles.value_layouts import join_values, seen_values, split_values
 from statebackend._core.rocksdb.overlay.sorted_rows import order_and_places, picked
 from statebackend._core.tables.accumulators import AddPlan
@@ -154,8 +149,8 @@ class RocksDbAddingColumns(RocksDbSingleColumns, AddingColumns):
         touched = self._ordered(touched)
         places = self._places(touched.keys, touched.spaces)
         found, offsets, data = self._store.get_many(self.table, *places)
-        now = 0 if self.ttl is None else self._call_time()
-        lifetime, width = self.ttl or 0, self.codec.width
+        now = self._call_time() if self.ttl else 0
+        lifetime, width = self.ttl, self.codec.width
         there, _, _, ends, values = seen_values(
             found.view(np.uint8), offsets, data, lifetime, now, False, False, width
         )
@@ -181,7 +176,7 @@ class RocksDbAddingColumns(RocksDbSingleColumns, AddingColumns):
         table, became, is_there = added(layout, before, column.values, plan)
         entries = serialised_column(became)
         stamps = self._stamps(count_of(touched.keys))
-        if stamps is not None and self._in_event_time:
+        if stamps is not None and self.in_event_time:
             old = split_values(*chosen_rows((offsets, data), there), True, False)[0]
             _, stamps, _ = added("long", old, self._stamps(len(call)), AddPlan("max", "long"))
         if stamps is not None:
@@ -212,7 +207,7 @@ class RocksDbSingleState(RocksDbSingleColumns, RocksDbState):
             return None
         if first is None or second is None:
             return self.stored(second if first is None else first)
-        latest = max(self.stamps_of(a) + self.stamps_of(b)) if self._in_event_time else None
+        latest = max(self.stamps_of(a) + self.stamps_of(b)) if self.in_event_time else None
         return self.stored(self._backend._run(merge, first, second), latest)
 
 
@@ -223,7 +218,7 @@ class RocksDbValueState(ValueHandle, RocksDbValueColumns, RocksDbSingleState):
         RocksDbState.__init__(self, backend, descriptor, descriptor.type)
 
 
-class RocksDbReducingState(ReducingHandle, RocksDbAddingColumns, RocksDbSingleState, ReducingState):
+class RocksDbReducingState(AddingHandle, RocksDbAddingColumns, RocksDbSingleState, ReducingState):
     """A reduced value."""
 
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
@@ -233,7 +228,7 @@ class RocksDbReducingState(ReducingHandle, RocksDbAddingColumns, RocksDbSingleSt
         return self._merge_by(self.descriptor.reduce, a, b)
 
 
-class RocksDbAggregatingState(AggregatingHandle, RocksDbAddingColumns, RocksDbSingleState, AggregatingState):
+class RocksDbAggregatingState(AddingHandle, RocksDbAddingColumns, RocksDbSingleState, AggregatingState):
     """An accumulator of an aggregate."""
 
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
@@ -245,7 +240,7 @@ class RocksDbAggregatingState(AggregatingHandle, RocksDbAddingColumns, RocksDbSi
         return self._merge_by(self.descriptor.aggregate.merge, a, b)
 
 
-class RocksDbFoldingState(FoldingHandle, RocksDbAddingColumns, RocksDbSingleState, FoldingState):
+class RocksDbFoldingState(AddingHandle, RocksDbAddingColumns, RocksDbSingleState, FoldingState):
     """An accumulator of a fold."""
 
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:

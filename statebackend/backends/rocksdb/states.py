@@ -60,21 +60,17 @@ class RocksDbState(KeyedState):
     store: Store
     table: Table
     codec: ValueBytes
+    ttl: int
     has_expired: Callable[[bytes], bool]
     now: Callable[[], int]
 
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any, value_type: Type) -> None:
         self._backend = backend
         config: StateTtlConfig | None = descriptor.ttl_config
-        #: Milliseconds, or None.
-        self.ttl = None if config is None else config.ttl
-        self._in_event_time = config is not None and config.is_in_event_time
-        self._shows_expired = config is not None and config.shows_expired
         #: Where `advance` goes on.
         self.cursor = b""
         #: What compactions had dropped of it when it was cleared for all keys.
         self.dropped_at_clearing = 0
-        self._renews = config is not None and config.renews_on_read
         #: True if compactions drop what has expired.
         self.has_drops = config is not None and config.rocksdb_cleanup is not None
         #: What compactions go by; they count there what they drop.
@@ -84,10 +80,6 @@ class RocksDbState(KeyedState):
             descriptor,
             value_bytes(value_type, f"state {descriptor.name!r}"),
             backend.create_table(descriptor.name, self.rules, self.layout, config),
-            self.ttl or 0,
-            self._in_event_time,
-            self._renews,
-            self._shows_expired,
         )
         self.plan_calls()
         self._store = self.store
@@ -99,8 +91,9 @@ class RocksDbState(KeyedState):
         options: dict[str, int] = {}
         if config is not None and cleanup is not None:
             options = {"ttl": config.ttl, "query_every": max(1, cleanup.query_time_after_num_entries)}
+        in_event_time = config is not None and config.is_in_event_time
         return self._backend.make_rules(
-            descriptor.name, self._in_event_time, self.layout, self.element_bytes(descriptor), options
+            descriptor.name, in_event_time, self.layout, self.element_bytes(descriptor), options
         )
 
     def plan_calls(self) -> None:
@@ -117,7 +110,7 @@ class RocksDbState(KeyedState):
     @property
     def is_stamped(self) -> bool:
         """True if timestamps are stored."""
-        return self.ttl is not None
+        return self.ttl != 0
 
     # --- what each kind says about what it stores ---
 
@@ -135,7 +128,6 @@ class RocksDbState(KeyedState):
 
     def without_expired(self, stored: bytes, now: int) -> bytes | None:
         """What is left of it at a time; None if nothing is."""
-        assert self.ttl is not None
         return None if expired(STAMP.unpack_from(stored)[0], self.ttl, now) else stored
 
     def moved(self, stored: bytes) -> bytes | None:
@@ -186,25 +178,23 @@ class RocksDbListState(ListHandle, RocksDbListColumns, RocksDbState):
 
     def joined(self, data: list[bytes], stamp: int | None = None) -> bytes:
         """Elements as they are stored, all with one timestamp: the time, if none is given."""
-        if self.ttl is None:
+        if not self.ttl:
             return join_elements(data, self.codec.width)
         return join_elements(data, self.codec.width, self.now() if stamp is None else stamp)
 
     def _any_unexpired(self, stored: bytes, now: int) -> bool:
-        assert self.ttl is not None
         return any(not expired(stamp, self.ttl, now) for stamp in self._elements(stored)[1])
 
     def is_there(self, stored: bytes | None) -> bool:
         return bool(stored)
 
     def is_alive(self, stored: bytes) -> bool:
-        return bool(stored) and (self.ttl is None or self._any_unexpired(stored, self.now()))
+        return bool(stored) and (not self.ttl or self._any_unexpired(stored, self.now()))
 
     def stamps_of(self, stored: bytes) -> list[int]:
         return self._elements(stored)[1]
 
     def without_expired(self, stored: bytes, now: int) -> bytes | None:
-        assert self.ttl is not None
         data, stamps = self._elements(stored)
         left = [each for each in zip(data, stamps, strict=True) if not expired(each[1], self.ttl, now)]
         if len(left) == len(data):
@@ -250,7 +240,7 @@ class RocksDbMapState(MapHandle, RocksDbMapColumns, RocksDbState):
 
     def exists(self) -> bool:
         place = self._store.place_here
-        if self.ttl is None or self._shows_expired:
+        if not self.ttl or self.shows_expired:
             return bool(self._store.rows(self.table, place, None, 1))
         return any(not self.has_expired(stored) for _, stored in self._entries(place))
 

@@ -45,10 +45,10 @@ class RocksDbColumns(ColumnsState):
     _store: Any
     codec: Any
     table: Any
-    ttl: int | None
-    _in_event_time: bool
-    _shows_expired: bool
-    _renews: bool
+    ttl: int
+    in_event_time: bool
+    shows_expired: bool
+    refreshes: bool
     expired_on_read: int
     is_watched: bool
     _shown: Any
@@ -61,7 +61,7 @@ class RocksDbColumns(ColumnsState):
 
     def _at_own_times(self, times: Any) -> bool:
         """Return True if each row uses its own time."""
-        return times is not None and self.ttl is not None
+        return times is not None and self.ttl != 0
 
     def _begin(self, own: Array | None) -> None:
         self._backend.begin_call()
@@ -82,12 +82,12 @@ class RocksDbColumns(ColumnsState):
             self.table.note_namespaces()
 
     def _call_time(self) -> int:
-        now: int = self._backend.call_time(self._in_event_time)
+        now: int = self._backend.call_time(self.in_event_time)
         return now
 
     def _stamps(self, rows: int) -> Array | None:
         """The timestamps of values that the running call writes."""
-        if self.ttl is None:
+        if not self.ttl:
             return None
         return np.full(rows, self._call_time(), dtype=np.int64)
 
@@ -97,22 +97,22 @@ class RocksDbColumns(ColumnsState):
         What is dead is removed, and what is seen gets the time, if reads give it. Within a `column_call`.
         """
         found, offsets, data = self._store.get_many(self.table, *places)
-        now = 0 if self.ttl is None else self._call_time()
+        now = self._call_time() if self.ttl else 0
         valid, old, other, ends, values = seen_values(
             found.view(np.uint8),
             offsets,
             data,
-            self.ttl or 0,
+            self.ttl,
             now,
-            self._shows_expired,
+            self.shows_expired,
             is_map_entry,
             self.codec.width,
-            self._backend.dead_at(self._in_event_time),
+            self._backend.dead_at(self.in_event_time),
         )
         if old.any():
             first = self._remove_expired(places, old)
             valid[old & ~first] = False
-        if self._renews:
+        if self.refreshes:
             renewed = chosen_rows((offsets, data), other)
             set_stamps(*renewed, now)
             self._store.put_many(self.table, *chosen_rows(places, other), *renewed)
@@ -165,9 +165,9 @@ class RocksDbSingleColumns(RocksDbColumns, SingleColumns):
         places = self._places_of(call)
         with self._backend.column_call():
             found, offsets, data = self._store.get_many(self.table, *places)
-            now = 0 if self.ttl is None else self._call_time()
-            shows = self._shows_expired
-            valid, *_ = seen_values(found.view(np.uint8), offsets, data, self.ttl or 0, now, shows, False)
+            now = self._call_time() if self.ttl else 0
+            shows = self.shows_expired
+            valid, *_ = seen_values(found.view(np.uint8), offsets, data, self.ttl, now, shows, False)
         return pa.array(valid)
 
 
@@ -208,9 +208,9 @@ class RocksDbListColumns(RocksDbColumns, ListColumns):
         places = self._places_of(call)
         with self._backend.column_call():
             _, ends, data = self._store.get_many(self.table, *places)
-            offsets, stamps, _, _ = split_lists(ends, data, self.codec.width, self.ttl is not None)
+            offsets, stamps, _, _ = split_lists(ends, data, self.codec.width, self.ttl != 0)
             left = np.diff(offsets)
-            if self.ttl is not None and stamps is not None and not self._shows_expired:
+            if self.ttl and stamps is not None and not self.shows_expired:
                 left = _count_chosen(~are_expired(stamps, self.ttl, self._call_time()), offsets)
         return pa.array(left > 0)
 
@@ -221,21 +221,21 @@ class RocksDbListColumns(RocksDbColumns, ListColumns):
         """
         found, ends, data = self._store.get_many(self.table, *places)
         width = self.codec.width
-        offsets, stamps, ends, data = split_lists(ends, data, width, self.ttl is not None)
+        offsets, stamps, ends, data = split_lists(ends, data, width, self.ttl != 0)
         runs = ends, data
-        if self.ttl is None or stamps is None:
+        if not self.ttl or stamps is None:
             return offsets, runs
-        now, dead_at = self._call_time(), self._backend.dead_at(self._in_event_time)
+        now, dead_at = self._call_time(), self._backend.dead_at(self.in_event_time)
         is_left = ~are_expired(stamps, self.ttl, now)
         stays = is_left if dead_at is None else is_left | ~are_expired(stamps, self.ttl, dead_at)
         n_left = _count_chosen(is_left, offsets)
         gone = found & (_count_chosen(stays, offsets) == 0)
-        is_shown = np.ones(len(is_left), np.bool_) if self._shows_expired else is_left
+        is_shown = np.ones(len(is_left), np.bool_) if self.shows_expired else is_left
         if gone.any():
             first = self._remove_expired(places, gone & (np.diff(offsets) > 0))
             is_shown &= ~np.repeat(gone & ~first, np.diff(offsets))
-        if self._renews and (rows := n_left > 0).any():
-            if self._shows_expired and (n_left < np.diff(offsets)).any():
+        if self.refreshes and (rows := n_left > 0).any():
+            if self.shows_expired and (n_left < np.diff(offsets)).any():
                 # The first read of a list drops what has expired in it, so that later ones do not see it.
                 of_rows = canonical_list(places)
                 first_of = {key: row for row, key in reversed(list(enumerate(of_rows)))}
@@ -243,7 +243,7 @@ class RocksDbListColumns(RocksDbColumns, ListColumns):
                 is_shown &= is_left | ~np.repeat(again & rows, np.diff(offsets))
             stays = stays & np.repeat(rows, np.diff(offsets))
             ends = np.concatenate(([0], np.cumsum(_count_chosen(stays, offsets)[rows])))
-            renewed = np.maximum(stamps, now) if self._in_event_time else np.full(len(stamps), now, np.int64)
+            renewed = np.maximum(stamps, now) if self.in_event_time else np.full(len(stamps), now, np.int64)
             times = np.where(is_left, renewed, stamps)[stays]
             lists = join_lists(ends, *chosen_rows(runs, stays), width, times)
             self._store.put_many(self.table, *chosen_rows(places, rows), *lists)
@@ -263,7 +263,7 @@ class RocksDbMapColumns(RocksDbColumns, MapColumns):
 
     def _by_rows(self, call: str, times: Any) -> bool:
         if call == "exists":
-            return self.ttl is not None and not self._shows_expired
+            return self.ttl != 0 and not self.shows_expired
         if call == "remove":
             return self.is_watched or self._at_own_times(times)
         return call == "clear" or (call == "put" and self.is_watched) or super()._by_rows(call, times)

@@ -4,6 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
+from statebackend._core.handles.state_handle cimport StateHandle
 from statebackend._core.rocksdb.binding.batches cimport Write
 from statebackend._core.rocksdb.binding.database cimport Database, Pinned
 from statebackend._core.rocksdb.handles.current_key cimport CurrentKey
@@ -22,24 +23,15 @@ cdef struct Held:
     char few[512]
 
 
-cdef class BaseHandle:
+cdef class BaseHandle(StateHandle):
     cdef CurrentKey context
     cdef readonly Store store
     cdef readonly Table table
     cdef readonly ValueBytes codec    # of values, elements or accumulators
-    cdef object _descriptor
-    cdef int64_t lifetime             # milliseconds; 0: values do not expire
     cdef size_t front                 # bytes of the timestamp in front of a value
-    cdef bint in_event_time           # go by the time of rows, where they tell one
-    cdef bint renews                  # a read renews the timestamp
-    cdef bint shows_expired           # a read returns what has expired until it is removed
-    cdef public object expired_on_read
-    cdef public object expired_by_cleanup
     cdef bint may_be_watched          # somebody has iterated over a collection, and may still do
 
-    cdef int64_t time(self) noexcept
     cdef bint has_gone(self, const char *stored, size_t n) except -1
-    cdef bint is_dead(self, int64_t stamp) noexcept
     cdef int change(self, Write what, const char *key, size_t n, const char *value, size_t size) except -1
     cdef bint watched(self) except -1
     cdef object loaded(self, ValueBytes codec, const char *stored, size_t n)

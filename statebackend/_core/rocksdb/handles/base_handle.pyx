@@ -9,9 +9,9 @@ Order of work. The user's code (serializers, functions) runs inside the call: ca
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
+from statebackend._core.handles.state_handle cimport StateHandle, time_of
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.rocksdb.binding.batches cimport Write
 from statebackend._core.rocksdb.binding.database cimport Database, Pinned
@@ -47,60 +47,33 @@ cdef object hold(Database database, Pinned *found, Held *held):
     return owner
 
 
-cdef class BaseHandle:
+cdef class BaseHandle(StateHandle):
     """What the handles of all kinds of state have in common."""
 
-    def _set_up(self, CurrentKey context not None, descriptor, ValueBytes codec not None, Table table not None,
-                int64_t lifetime, bint in_event_time, bint renews, bint shows_expired):
-        """Begin to work; a `lifetime` of 0 is none."""
+    def _set_up(self, CurrentKey context not None, descriptor, ValueBytes codec not None, Table table not None):
+        """Begin to work."""
+        self.belong(context, descriptor)
         self.context, self.store, self.table, self.codec = context, context.store, table, codec
-        self._descriptor = descriptor
-        self.lifetime, self.in_event_time = lifetime, in_event_time
-        self.front = STAMP_BYTES if lifetime else 0
-        self.renews, self.shows_expired = renews, shows_expired
-        self.expired_on_read = self.expired_by_cleanup = 0
-
-    @property
-    def descriptor(self):
-        """The descriptor that declared the state."""
-        return self._descriptor
-
-    @property
-    def backend(self):
-        """The backend that the state belongs to."""
-        return self.context
-
-    def redeclare(self, descriptor):
-        """Apply a newer descriptor of the same state."""
-        self._descriptor = descriptor
+        self.front = STAMP_BYTES if self.ttl else 0
+        self.declared()
 
     # --- time ---
 
-    cdef int64_t time(self) noexcept:
-        """The time by which values are read and stamped."""
-        return self.context.time_in(self.in_event_time)
-
     def now(self):
         """The time by which values are read and stamped."""
-        return self.time()
+        return time_of(self)
 
     def cleaned_at(self):
         """The time by which `advance` cleans up."""
-        return self.context.event_cleaned_now if self.in_event_time else self.context.time()
+        return self.cleanup_time()
 
     cdef bint has_gone(self, const char *stored, size_t n) except -1:
         """Whether what begins with this timestamp, if there is one, has expired: this call does not see it."""
-        if not self.lifetime:
+        if not self.ttl:
             return False
         if unlikely(n < STAMP_BYTES):
             raise damaged()
-        return is_expired(stamp_at(stored), self.lifetime, self.time())
-
-    cdef bint is_dead(self, int64_t stamp) noexcept:
-        """Whether what has expired may be removed: a row that comes later with an earlier time may still see it."""
-        if likely(not (self.in_event_time and self.context.has_event_time)):
-            return True
-        return is_expired(stamp, self.lifetime, self.context.event_cleaned)
+        return is_expired(stamp_at(stored), self.ttl, time_of(self))
 
     def has_expired(self, bytes stored not None):
         """Return True if a stored value, which begins with its timestamp, has expired now."""

@@ -13,8 +13,7 @@ cdef class CurrentKey(TimeAndNamespace):
     cdef int64_t told_at
     cdef bint has_later               # callables wait for the end of the outermost call
 
-    cdef int64_t time_in(self, bint in_event_time) noexcept
-    cdef int visit(self, object canonical) except -1
+    cdef int visit(self, object key, bint is_canonical) except -1
     cdef int tell_time(self) except -1
     cdef int settle(self) except -1
 

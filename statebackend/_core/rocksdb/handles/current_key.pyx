@@ -4,7 +4,7 @@ Setting a key converts and hashes it once, for all states, and writes key group,
 bytes that handles look up: see `Store.place`.
 """
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport uint32_t
 from libc.string cimport memset
 
 from statebackend._core.handles.time_and_namespace cimport TimeAndNamespace, begin_time
@@ -91,26 +91,17 @@ cdef class CurrentKey(TimeAndNamespace):
 
     def set_current_key(self, key):
         """Make `key` the one that handles work on. O(bytes)."""
+        self.visit(key, False)
+
+    cdef int visit(self, object key, bint is_canonical) except -1:
+        """Make a key current, which may be in canonical form."""
         cdef CoreKey new
         cdef object owner
         self.check()
         memset(&new, 0, sizeof(CoreKey))
-        owner = self.codec.split(key, &new)
+        owner = self.codec.split_canonical(key, &new) if is_canonical else self.codec.split(key, &new)
         begin_time(self)
         self.check()                     # encoders and clocks may run anything
-        self.take(&new, owner)
-        if unlikely(self.cleans):
-            self.tell_time()
-
-    cdef int visit(self, object canonical) except -1:
-        """Make a key current that is in canonical form, as `set_current_key` does."""
-        cdef CoreKey new
-        cdef object owner
-        self.check()
-        memset(&new, 0, sizeof(CoreKey))
-        owner = self.codec.split_canonical(canonical, &new)
-        begin_time(self)
-        self.check()
         self.take(&new, owner)
         if unlikely(self.cleans):
             self.tell_time()
@@ -167,10 +158,6 @@ cdef class CurrentKey(TimeAndNamespace):
         return 0
 
     # --- time ---
-
-    cdef int64_t time_in(self, bint in_event_time) noexcept:
-        """The time by which states are read and stamped that go by the time of rows, or do not."""
-        return self.event_now if in_event_time and self.has_event_time else self.time()
 
     cdef int tell_time(self) except -1:
         """Outside marks, let compactions know the time, if it is another than they know."""

@@ -8,6 +8,7 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from statebackend._core.codecs.type_codec cimport Room, close_room, open_room, take_room
+from statebackend._core.handles.state_handle cimport is_dead, time_of
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.rocksdb.handles.base_handle cimport BaseHandle, Held, STAMP_BYTES, damaged, hold
 from statebackend._core.rocksdb.binding.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE_PUT, Write
@@ -59,7 +60,7 @@ cdef class ListHandle(BaseHandle):
         cdef size_t at = 0
         cdef Py_ssize_t left = 0
         while self.next_element(held, &at, &element):
-            left += not self.lifetime or not is_expired(element.stamp, self.lifetime, now)
+            left += not self.ttl or not is_expired(element.stamp, self.ttl, now)
         return left
 
     cdef bint is_all_dead(self, Held *held) except -1:
@@ -67,7 +68,7 @@ cdef class ListHandle(BaseHandle):
         cdef Element element
         cdef size_t at = 0
         while self.next_element(held, &at, &element):
-            if not self.is_dead(element.stamp):
+            if not is_dead(self, element.stamp):
                 return False
         return True
 
@@ -88,18 +89,18 @@ cdef class ListHandle(BaseHandle):
         if held.size == 0:
             self.change(WRITE_DELETE, key, n, NULL, 0)
             return shown
-        if self.lifetime:
-            now = self.time()
+        if self.ttl:
+            now = time_of(self)
             if self.count_unexpired(&held, now) == 0:
                 if self.is_all_dead(&held):
                     self.expired_on_read += 1
                     self.change(WRITE_DELETE, key, n, NULL, 0)
-            elif self.renews:
+            elif self.refreshes:
                 self.renew(key, n, &held, now)
         begin_call(self.context)
         try:
             while self.next_element(&held, &at, &element):
-                if not self.lifetime or self.shows_expired or not is_expired(element.stamp, self.lifetime, now):
+                if not self.ttl or self.shows_expired or not is_expired(element.stamp, self.ttl, now):
                     shown.append(self.loaded(self.codec, element.data, element.size))
         finally:
             end_call(self.context)
@@ -117,9 +118,9 @@ cdef class ListHandle(BaseHandle):
         try:
             while is_done and self.next_element(held, &at, &element):
                 stamp = element.stamp
-                if not is_expired(stamp, self.lifetime, now):
+                if not is_expired(stamp, self.ttl, now):
                     stamp = written_at(stamp, now, self.in_event_time)
-                elif self.is_dead(stamp):
+                elif is_dead(self, stamp):
                     continue
                 length = <uint32_t>(element.size + STAMP_BYTES)
                 if not self.codec.width:
@@ -141,8 +142,8 @@ cdef class ListHandle(BaseHandle):
         if not self.store.find(self.table, key, n, &found):
             return False
         cdef object _owner = hold(self.store.database, &found, &held)
-        if self.lifetime and not self.shows_expired:
-            return self.count_unexpired(&held, self.time()) > 0
+        if self.ttl and not self.shows_expired:
+            return self.count_unexpired(&held, time_of(self)) > 0
         return held.size > 0
 
     # --- writing ---
@@ -169,7 +170,7 @@ cdef class ListHandle(BaseHandle):
 
     cdef int stamp_all(self, Room *room) except -1:
         """Set the timestamps of all elements in it."""
-        cdef int64_t now = self.time()
+        cdef int64_t now = time_of(self)
         cdef unsigned long long at = 0
         cdef uint32_t length
         while at < room.used:
@@ -186,7 +187,7 @@ cdef class ListHandle(BaseHandle):
         """Write elements at the current place, stamped with the time."""
         cdef size_t n
         cdef const char *key
-        if self.lifetime:
+        if self.ttl:
             self.stamp_all(room)
         key = self.store.key_here(&n)
         self.change(what, key, n, room.data, room.used)

@@ -10,6 +10,7 @@ from libc.string cimport memcpy, memset
 
 from statebackend._core.codecs.codecs cimport KeyCodec
 from statebackend._core.codecs.type_codec cimport Room, close_room, open_room, take_room
+from statebackend._core.handles.state_handle cimport encoded_map_key, is_dead, time_of
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.rocksdb.handles.base_handle cimport BaseHandle, Held, STAMP_BYTES, damaged, hold, stamp_at
 from statebackend._core.rocksdb.binding.batches cimport WRITE_DELETE, WRITE_PUT
@@ -17,8 +18,6 @@ from statebackend._core.rocksdb.overlay.composite_keys cimport INT_BYTES, int_at
 from statebackend._core.rocksdb.binding.database cimport Pinned
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.tables.expiry cimport written_at
-
-from statebackend.errors import SerializationError
 
 cdef object ABSENT = object()            # in place of a value
 
@@ -36,10 +35,7 @@ cdef class MapHandle(BaseHandle):
     cdef object split(self, object key, CoreKey *inner):
         """The canonical form of a map key; returns what keeps its bytes."""
         memset(inner, 0, sizeof(CoreKey))
-        try:
-            return self.keys_codec.split(key, inner)
-        except SerializationError as error:
-            raise error.at(f"map key of state {self._descriptor.name!r}") from None
+        return encoded_map_key(self.keys_codec, key, inner, self.codec.where)
 
     cdef const char *entry(self, CoreKey *inner, size_t *n) except NULL:
         """The composite key of a map key of the current place; good until the next call."""
@@ -100,7 +96,7 @@ cdef class MapHandle(BaseHandle):
         if not self.store.find(self.table, at, n, &found):
             return ABSENT
         _owner = hold(self.store.database, &found, &held)
-        if self.lifetime:
+        if self.ttl:
             if not self.seen(at, n, held.data, held.size):
                 return ABSENT
         return self.value_of(held.data, held.size) if is_loaded else None
@@ -110,14 +106,14 @@ cdef class MapHandle(BaseHandle):
         cdef int64_t stamp, now
         cdef bytes renewed
         if self.has_gone(stored, size):
-            if not self.is_dead(stamp_at(stored)):
+            if not is_dead(self, stamp_at(stored)):
                 return False
             self.expired_on_read += 1
             self.change(WRITE_DELETE, at, n, NULL, 0)
             return self.shows_expired
-        if self.renews:
+        if self.refreshes:
             stamp = stamp_at(stored)
-            now = written_at(stamp, self.time(), self.in_event_time)
+            now = written_at(stamp, time_of(self), self.in_event_time)
             if stamp != now:
                 renewed = PyBytes_FromStringAndSize(stored, size)
                 memcpy(PyBytes_AS_STRING(renewed), &now, STAMP_BYTES)
@@ -126,7 +122,7 @@ cdef class MapHandle(BaseHandle):
 
     def _seen(self, bytes key not None, bytes stored not None):
         """Return what is stored at a composite key, if a read may see it, or None; removes or renews it."""
-        if not self.lifetime or self.seen(key, len(key), stored, len(stored)):
+        if not self.ttl or self.seen(key, len(key), stored, len(stored)):
             return stored
         return None
 
@@ -138,7 +134,7 @@ cdef class MapHandle(BaseHandle):
     def __getitem__(self, key):
         cdef object value = self.read_entry(key, True)
         if value is ABSENT:
-            raise KeyError(f"the key is not in state {self._descriptor.name!r}")
+            raise KeyError(f"the key is not in {self.codec.where}")
         return value
 
     def contains(self, key):
@@ -170,8 +166,8 @@ cdef class MapHandle(BaseHandle):
         cdef int64_t now
         cdef size_t n
         cdef const char *at
-        if self.lifetime:
-            now = self.time()
+        if self.ttl:
+            now = time_of(self)
             memcpy(room.data, &now, STAMP_BYTES)
         if unlikely(self.watched()):
             at = self.entry(inner, &n)
@@ -207,13 +203,13 @@ cdef class MapHandle(BaseHandle):
 
     def _put_entries(self, list rows not None):
         """Put what `_entries_of` gave, stamped with the time."""
-        cdef int64_t now = self.time() if self.lifetime else 0
+        cdef int64_t now = time_of(self) if self.ttl else 0
         cdef const char *at
         cdef size_t n
         cdef bytes run, data
         for canonical, stored in rows:
             data = stored
-            if self.lifetime:
+            if self.ttl:
                 memcpy(PyBytes_AS_STRING(data), &now, STAMP_BYTES)
             run = None if self.keys_codec.is_int else canonical
             if unlikely(self.watched()):
@@ -246,12 +242,12 @@ cdef class MapHandle(BaseHandle):
         cdef object _inner_owner = self.split(key, &inner)
         cdef const char *at = self.entry(&inner, &n)
         if not self.remove_visible(at[:n]):
-            raise KeyError(f"the key is not in state {self._descriptor.name!r}")
+            raise KeyError(f"the key is not in {self.codec.where}")
 
     cdef bint remove_visible(self, bytes at) except -1:
         """Remove an entry; return whether it was visible before."""
         cdef bytes stored = self.store.get_at(self.table, at)
-        if stored is not None or self.lifetime:      # a compaction may have dropped what a checkpoint has
+        if stored is not None or self.ttl:      # a compaction may have dropped what a checkpoint has
             self.change(WRITE_DELETE, at, len(at), NULL, 0)
         if stored is None or not self.shows_expired and self.has_expired(stored):
             return False

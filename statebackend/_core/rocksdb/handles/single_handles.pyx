@@ -8,6 +8,8 @@ from libc.stdint cimport INT64_MIN, int64_t, uint8_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from statebackend._core.codecs.type_codec cimport Room, close_room, open_room, take_room
+from statebackend._core.handles.state_handle cimport (
+    AGGREGATES, REDUCES, adding_kind, combined, default_of, is_dead, time_of)
 from statebackend._core.memory.byte_rows cimport start_of
 from statebackend._core.memory.interpreter cimport ROWS_IN_TURN, give_way
 from statebackend._core.memory.platform cimport likely, unlikely
@@ -35,18 +37,18 @@ cdef class SingleHandle(BaseHandle):
         if not self.store.find(self.table, key, n, &found):
             return None
         cdef bytes owner = hold(self.store.database, &found, &held)
-        if likely(not self.lifetime):
+        if likely(not self.ttl):
             return self.loaded(self.codec, held.data, held.size)
         if self.has_gone(held.data, held.size):
-            if not self.is_dead(stamp_at(held.data)):
+            if not is_dead(self, stamp_at(held.data)):
                 return None
             self.expired_on_read += 1
             self.change(WRITE_DELETE, key, n, NULL, 0)
             if not self.shows_expired:
                 return None
-        elif self.renews:
+        elif self.refreshes:
             stamp = stamp_at(held.data)
-            now = written_at(stamp, self.time(), self.in_event_time)
+            now = written_at(stamp, time_of(self), self.in_event_time)
             if stamp != now:
                 if owner is None:
                     memcpy(held.few, &now, STAMP_BYTES)
@@ -69,7 +71,7 @@ cdef class SingleHandle(BaseHandle):
             if not self.codec.write_plain(value, &room):
                 self.put_in(self.codec, value, &room)
             if self.front:
-                now = written_at(on, self.time(), True)
+                now = written_at(on, time_of(self), True)
                 memcpy(room.data, &now, STAMP_BYTES)
             key = self.store.key_here(&n)
             self.change(WRITE_PUT, key, n, room.data, room.used)
@@ -132,7 +134,7 @@ cdef class SingleHandle(BaseHandle):
             return stored
         if self.has_gone(stored, PyBytes_GET_SIZE(stored)):
             return None
-        now = written_at(stamp_at(stored), self.time(), True)
+        now = written_at(stamp_at(stored), time_of(self), True)
         return (<char *>&now)[:STAMP_BYTES] + stored[STAMP_BYTES:]
 
     def stored(self, value, on=None):
@@ -148,7 +150,7 @@ cdef class SingleHandle(BaseHandle):
                 take_room(&room, STAMP_BYTES)
             self.put_in(self.codec, value, &room)
             if self.front:
-                now = written_at(on, self.time(), True)
+                now = written_at(on, time_of(self), True)
                 memcpy(room.data, &now, STAMP_BYTES)
             return PyBytes_FromStringAndSize(room.data, room.used)
         finally:
@@ -160,14 +162,9 @@ cdef class ValueHandle(SingleHandle):
 
     cdef object default
 
-    def _set_up(self, *arguments):
-        BaseHandle._set_up(self, *arguments)
-        self.default = default_of(self._descriptor)
-
-    def redeclare(self, descriptor):
-        """Apply a newer descriptor of the same state."""
-        self._descriptor = descriptor
-        self.default = default_of(descriptor)
+    cdef int declared(self) except -1:
+        self.default = default_of(self.descriptor)
+        return 0
 
     def value(self):
         """Return the value; if there is none, a copy of the default, which may be None."""
@@ -182,10 +179,6 @@ cdef class ValueHandle(SingleHandle):
             self.remove()
         else:
             self.write(value, ON_NOTHING)
-
-
-cdef object default_of(descriptor):
-    return None if descriptor.default_copy() is None else descriptor.default_copy
 
 
 @cython.final
@@ -219,21 +212,41 @@ cdef class KnownRows:
 
 
 cdef class AddingHandle(SingleHandle):
-    """The shared part of reducing, aggregating and folding states: user functions, which may not call the backend."""
+    """One value or accumulator, into which every added value goes, by the user's function."""
+
+    cdef ValueBytes inputs            # the codec of added values; None: they may be anything
+    cdef int kind
+
+    cdef int declared(self) except -1:
+        self.kind = adding_kind(self.descriptor)
+        if self.kind == REDUCES:
+            self.inputs = self.codec
+        return 0
+
+    def _take_inputs(self, ValueBytes inputs):
+        """Check and copy values by this codec."""
+        self.inputs = inputs
 
     cdef object copied(self, object value):
-        """The value as the function gets it: a copy, of the declared type, if values have one."""
-        return value
+        """The value as the function gets it: as it comes back once it is stored, of the declared type, if there is one.
 
-    cdef object combined(self, object accumulator, object value):
-        """Combine the stored value, which may be None, with `value`. Runs the user's function."""
-        raise NotImplementedError
+        It shares nothing mutable.
+        """
+        cdef Room room
+        if self.inputs is None:
+            return value
+        open_room(&room)
+        try:
+            self.put_in(self.inputs, value, &room)
+            return self.loaded(self.inputs, room.data, room.used)
+        finally:
+            close_room(&room)
 
     cdef object called(self, object accumulator, object value):
-        """`combined`, inside the call."""
+        """The user's function, inside the call."""
         go_inside(self.store.overlay)
         try:
-            return self.combined(accumulator, value)
+            return combined(self.kind, self.descriptor, accumulator, value)
         finally:
             come_out(self.store.overlay)
 
@@ -280,7 +293,7 @@ cdef class AddingHandle(SingleHandle):
                         come_out(self.store.overlay)
                 if times is not None:
                     self.context._event_now = times[row]
-                self.context.visit(canonical)
+                self.context.visit(canonical, True)
                 if namespaces is not None:
                     self.context._namespace = namespaces[row]
                 at, value = self.store.place_here, values[row]
@@ -315,61 +328,13 @@ cdef class AddingHandle(SingleHandle):
         return None if stored == NULL else self.unexpired_at(stored, size, on)
 
     def get(self):
-        """The result of the added values; None if none was added."""
-        return self.read()
-
-    cdef object stored_copy(self, ValueBytes codec, object value):
-        """Return a value as it comes back once it is stored: of the declared type, sharing nothing mutable."""
-        cdef Room room
-        open_room(&room)
-        try:
-            self.put_in(codec, value, &room)
-            return self.loaded(codec, room.data, room.used)
-        finally:
-            close_room(&room)
-
-
-cdef class ReducingHandle(AddingHandle):
-    """One value, into which every added value is reduced."""
-
-    cdef object copied(self, object value):
-        return self.stored_copy(self.codec, value)
-
-    cdef object combined(self, object accumulator, object value):
-        return value if accumulator is None else self._descriptor.reduce(accumulator, value)
-
-
-cdef class AggregatingHandle(AddingHandle):
-    """One accumulator, into which every added value goes; `inputs` is the codec of values, or None."""
-
-    cdef ValueBytes inputs
-
-    def _take_inputs(self, ValueBytes inputs):
-        """Check and copy values by this codec."""
-        self.inputs = inputs
-
-    cdef object copied(self, object value):
-        return value if self.inputs is None else self.stored_copy(self.inputs, value)
-
-    cdef object combined(self, object accumulator, object value):
-        cdef object function = self._descriptor.aggregate
-        return function.add(value, function.create_accumulator() if accumulator is None else accumulator)
-
-    def get(self):
-        """The result of the accumulator; None where nothing was added."""
+        """The result of the added values; None where nothing was added."""
         cdef object accumulator = self.read()
-        if accumulator is None:
-            return None
+        if self.kind != AGGREGATES or accumulator is None:
+            return accumulator
         go_inside(self.store.overlay)
         try:
-            return self._descriptor.aggregate.get_result(accumulator)
+            return self.descriptor.aggregate.get_result(accumulator)
         finally:
             come_out(self.store.overlay)
             self.context.settle()
-
-
-cdef class FoldingHandle(AddingHandle):
-    """One accumulator, moved on by every added value."""
-
-    cdef object combined(self, object accumulator, object value):
-        return self._descriptor.fold(self._descriptor.initial_copy() if accumulator is None else accumulator, value)
