@@ -44,6 +44,8 @@ from statebackend.state import (
     Reduction,
     ValueState,
     check_lengths,
+    elements_of,
+    entries_of,
     times_of_rows,
 )
 from statebackend.types import DOUBLE, DecimalType, Type
@@ -227,6 +229,10 @@ class ListColumns(ColumnsState, KeyedListState):
     _append_column: Any
     _lists_column: Any
 
+    def _elements_of(self, values: Any) -> list[Any]:
+        """The elements that a scalar call was given; the compiled handle asks for them."""
+        return elements_of(values, self.descriptor.element_type, f"state {self.descriptor.name!r}")
+
     def add_many(self, keys: Any, values: Any, *, namespaces: Any = None, times: Any = None) -> None:
         if self._by_rows("add", times):
             super().add_many(keys, values, namespaces=namespaces, times=times)
@@ -256,6 +262,10 @@ class MapColumns(ColumnsState, MapState):
     _read_column: Any
     _put_column: Any
     _remove_column: Any
+
+    def _pairs_of(self, entries: Any) -> list[tuple[Any, Any]]:
+        """The entries that a scalar call was given; the compiled handle asks for them."""
+        return entries_of(entries, f"state {self.descriptor.name!r}")
 
     def _map_call(self, keys: Any, map_keys: Any, namespaces: Any, times: Any) -> tuple[Call, Any]:
         """Check the rows of a call; with their map keys in canonical form."""

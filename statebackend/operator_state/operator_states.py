@@ -16,7 +16,7 @@ from statebackend.operator_state.element_columns import (
     stored_keys,
 )
 from statebackend.operator_state.operator_snapshots import StateView
-from statebackend.state import ListState, ListStateDescriptor, MapStateDescriptor, to_values
+from statebackend.state import ListState, ListStateDescriptor, MapStateDescriptor, entries_of, to_values
 from statebackend.types import K, Subscriptable, T, V
 
 if TYPE_CHECKING:
@@ -370,14 +370,8 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
         """Put all entries; if one of them is refused, put none. None raises. O(entries)."""
         own = self._entries
         own.backend.check_open()
-        if not isinstance(entries, Mapping):
-            raise SerializationTypeError(
-                f"put_all does not take a {type(entries).__name__}",
-                code="SERIALIZATION.NULL" if entries is None else None,
-                detail=own.where(),
-                hint="give a dict",
-            )
-        own.put({own.encode(key): own.data_of(value) for key, value in entries.items()})
+        given = entries_of(entries, own.where())
+        own.put({own.encode(key): own.data_of(value) for key, value in given})
 
     def remove(self, key: K) -> None:
         """Remove a key; do nothing if it is absent. O(1)."""

@@ -12,7 +12,7 @@ This is the plain way, for every type. Backends convert the types that they stor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,18 @@ def elements_of(values: Any, element_type: Type, where: str) -> list[Any]:
         except SerializationError as error:
             raise error.at(where) from None
     return list(values)
+
+
+def entries_of(entries: Any, where: str) -> list[tuple[Any, Any]]:
+    """The entries that a call of a map state was given, as a new list; ``where`` names the state for errors."""
+    if not isinstance(entries, Mapping):
+        raise SerializationTypeError(
+            f"put_all does not take a {type(entries).__name__}",
+            code="SERIALIZATION.NULL" if entries is None else None,
+            detail=where,
+            hint="give a dict",
+        )
+    return list(entries.items())
 
 
 def _plain(value: Any) -> Any:

@@ -28,7 +28,7 @@ from statebackend._core.handles.state_handle cimport is_dead, time_of
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.state_core cimport begin_call, end_call, end_objects
 
-from statebackend.errors import ClosedError, SerializationTypeError
+from statebackend.errors import ClosedError
 
 cdef enum:
     MOST_DEAD = 32                       # elements at the front of a short list; in a longer one, as many as are alive
@@ -275,7 +275,8 @@ cdef class ListHandle(Handle):
         cdef Py_ssize_t i
         if self.stamp != self.core.calls:
             self.find_here()
-        given = given_elements(self, values)     # before the call: the user's iterable may do anything
+        # Before the call: the user's iterable may do anything.
+        given = list(values) if type(values) is list else (<object>self)._elements_of(values)
         begin_call(self.core)
         try:
             for i in range(len(given)):
@@ -408,19 +409,6 @@ cdef class ListParts:
         self.elements = joined
         self.n += n
         return 0
-
-
-cdef list given_elements(ListHandle handle, object values):
-    """The given elements as a new list; the user's iterable may run anything."""
-    cdef str where = handle.codec.where
-    if values is None or isinstance(values, (str, bytes, bytearray)):
-        raise SerializationTypeError(
-            f"a {type(values).__name__} is not a collection of elements",
-            code="SERIALIZATION.NULL" if values is None else None, detail=where,
-            hint="give a list; clear() removes all elements" if values is None else "give a list")
-    if hasattr(values, "to_pylist"):     # an Arrow array
-        return (<object>handle)._elements_of_column(values)
-    return list(values)
 
 
 @cython.final

@@ -13,8 +13,6 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from collections.abc import Mapping
-
 from statebackend._core.memory.arena cimport address
 from statebackend._core.codecs.codecs cimport FORM_BOOL, FORM_OBJECT, KEY_NUMBER, MAX_STORED, KeyCodec
 from statebackend._core.tables.cow_map cimport (
@@ -35,7 +33,7 @@ from statebackend._core.tables.state_table cimport StateTable, is_null
 from statebackend._core.tables.values cimport load_number, long_as_int64, store_number
 from statebackend._core.tables.writing cimport restamp, write_value
 
-from statebackend.errors import ClosedError, MemoryLimitError, SerializationError, SerializationTypeError
+from statebackend.errors import ClosedError, MemoryLimitError
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
@@ -367,12 +365,8 @@ cdef class MapHandle(Handle):
         """Put all entries; if one of them is refused, put none. O(entries)."""
         cdef list keys = []
         cdef list values = []
-        if not isinstance(entries, Mapping):
-            raise SerializationTypeError(
-                f"put_all does not take a {type(entries).__name__}",
-                code="SERIALIZATION.NULL" if entries is None else None, detail=self.codec.where, hint="give a dict")
         # Before the call: a mapping of the user's may do anything.
-        given = entries.items() if type(entries) is dict else list(entries.items())
+        given = entries.items() if type(entries) is dict else (<object>self)._pairs_of(entries)
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:

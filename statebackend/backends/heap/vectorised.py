@@ -33,7 +33,6 @@ from statebackend.columns.calls import (
 from statebackend.columns.nested_columns import decoded_keys
 from statebackend.columns.stored_columns import Array, Column
 from statebackend.keys import canonical_column, count_of, take_rows
-from statebackend.state import to_values
 
 
 @dataclass(frozen=True)
@@ -328,11 +327,6 @@ class HeapListColumns(HeapColumns, ListColumns):
 
     def _by_rows(self, call: str, times: Any) -> bool:
         return (self.ttl != 0 and call in ("exists", "get")) or super()._by_rows(call, times)
-
-    def _elements_of_column(self, column: pa.Array | pa.ChunkedArray) -> list[Any]:
-        """The elements of one list, given as Arrow; the compiled handle asks for them."""
-        with self._naming_state():
-            return to_values(column, self.descriptor.element_type)
 
     def _append_column(self, call: Call, elements: Any) -> None:
         def append(part: Part) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from statebackend.backends.reference.base import ReferenceState, Stamped
 from statebackend.backends.reference.table import Place
-from statebackend.errors import SerializationError, SerializationTypeError
+from statebackend.errors import SerializationError
 from statebackend.keys import key_encoder
 from statebackend.state import (
     AggregatingState,
@@ -37,6 +37,7 @@ from statebackend.state import (
     ReducingState,
     ValueState,
     elements_of,
+    entries_of,
 )
 from statebackend.types.serializers import serializer_for
 
@@ -197,14 +198,7 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
     def put_all(self, entries: Mapping[Any, Any]) -> None:
         self.accessed()
         self._here()  # raises without a key, before the user's mapping is read: that may make another key current
-        if not isinstance(entries, Mapping):
-            raise SerializationTypeError(
-                f"put_all does not take a {type(entries).__name__}",
-                code="SERIALIZATION.NULL" if entries is None else None,
-                detail=self._where(),
-                hint="give a dict",
-            )
-        given = list(entries.items())
+        given = entries_of(entries, self._where())
         self._put(self._here(), {self._encode(key): self._data(value) for key, value in given})
 
     def _put(self, at: Place, data: dict[Any, bytes | None]) -> None:

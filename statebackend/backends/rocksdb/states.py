@@ -34,8 +34,7 @@ from statebackend._core.rocksdb.handles.value_layouts import join_elements, spli
 from statebackend._core.rocksdb.overlay.store import Store, Table
 from statebackend.backends.rocksdb.vectorised import RocksDbListColumns, RocksDbMapColumns
 from statebackend.columns.codec_choice import key_codec, value_bytes
-from statebackend.errors import SerializationTypeError
-from statebackend.state import KeyedState, StateTtlConfig, WatchedIterator, elements_of, expired
+from statebackend.state import KeyedState, StateTtlConfig, WatchedIterator, expired
 from statebackend.types import Type
 from statebackend.types.serializers import serializer_for
 
@@ -206,10 +205,6 @@ class RocksDbListState(ListHandle, RocksDbListColumns, RocksDbState):
     def __iter__(self) -> Iterator[Any]:
         return self.watched(self._store.place_here, iter(self.get()))
 
-    def _elements_of(self, values: Any) -> list[Any]:
-        """The elements that a call was given, as a new list."""
-        return elements_of(values, self.descriptor.element_type, f"state {self.descriptor.name!r}")
-
     def merged(self, a: bytes, b: bytes) -> bytes:
         return a + b
 
@@ -225,14 +220,7 @@ class RocksDbMapState(MapHandle, RocksDbMapColumns, RocksDbState):
 
     def put_all(self, entries: Mapping[Any, Any]) -> None:
         self._store.place_here  # noqa: B018 - raises if no key is set
-        if not isinstance(entries, Mapping):
-            raise SerializationTypeError(
-                f"a {type(entries).__name__} is not a mapping of entries",
-                code="SERIALIZATION.NULL" if entries is None else None,
-                detail=f"state {self.descriptor.name!r}",
-                hint="give a dict",
-            )
-        rows = self._entries_of(entries)
+        rows = self._entries_of(self._pairs_of(entries))
         with self._backend.together():
             self._put_entries(rows)
 

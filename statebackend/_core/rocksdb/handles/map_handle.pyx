@@ -184,13 +184,13 @@ cdef class MapHandle(BaseHandle):
         if stored is None or self.has_expired(stored):
             self.changed(self.store.place_here)
 
-    def _entries_of(self, entries):
-        """Pairs of a suffix, behind the place, and what is stored, of a mapping; all are checked first."""
+    def _entries_of(self, list pairs not None):
+        """Pairs of a suffix, behind the place, and what is stored; all are checked first."""
         cdef CoreKey inner
         cdef Room room
         cdef list rows = []
         cdef object _owner
-        for key, value in entries.items():
+        for key, value in pairs:
             open_room(&room)
             try:
                 _owner = self.split(key, &inner)
