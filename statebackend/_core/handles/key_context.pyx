@@ -25,7 +25,7 @@ from statebackend._core.handles.look_ahead cimport (
 from statebackend._core.handles.key_shape cimport (
     SHAPE_NONE, SHAPE_TUPLE, bytes_of_key, bytes_of_tuple, holders, shape_of)
 from statebackend._core.handles.time_and_namespace cimport TimeAndNamespace, begin_time
-from statebackend._core.memory.platform cimport hash_bytes, hash_int, same_bytes, unlikely
+from statebackend._core.memory.platform cimport hash_bytes, hash_int, prefetch, same_bytes, unlikely
 from statebackend._core.tables.state_core cimport PyThread_get_thread_ident, come_out, go_in
 
 from statebackend.errors import ClosedError
@@ -465,6 +465,8 @@ cdef class Each:
         key = self.keys[self.at]
         if self.at + BUCKETS_AHEAD < len(self.keys):
             later = <PyObject *>self.keys[self.at + BUCKETS_AHEAD]
+            if self.at + 2 * BUCKETS_AHEAD < len(self.keys):     # the number lies in the object
+                prefetch(<PyObject *>self.keys[self.at + 2 * BUCKETS_AHEAD])
         self.at += 1
         if context.codec.form == KEY_NUMBER and PyLong_CheckExact(key) and long_as_int64(key, &number):
             context.set_key_of_run(

@@ -43,6 +43,8 @@ cdef enum:
     MAP_KEYS = 4                         # different map keys that may be expected at a time
     MAP_KEY_BYTES = 32                   # the longest of those that are bytes
     MAP_KEY_TURNS = 32                   # one that has not come for so many turns is not expected
+    LINES = 4                            # of a cache, in which the first entries of a map mostly lie
+    LINE_BYTES = 64
     VISITS = 4                           # tables to follow; a record that uses more is expensive anyway
     NEAR_BYTES = 524288                  # entries that stay in the cache of a processor core: nothing need be fetched
 

@@ -609,6 +609,9 @@ cdef class MapIterator:
     def __iter__(self):
         return self
 
+    cdef Table *table(self) noexcept:
+        return self.handle.plain_entries if self.key.namespace == 0 else self.handle.spaced_entries
+
     cdef StateTable entries(self):
         return (self.handle.plain_map if self.key.namespace == 0 else self.handle.spaced_map).entries
 
@@ -625,7 +628,7 @@ cdef class MapIterator:
         """The slot of the entry to visit next; 0 at the end."""
         if self.calls != self.handle.core.calls and not self.find_place():
             return 0
-        return next_in_thread(&self.place, self.entries().table) if self.place.anchor else 0
+        return next_in_thread(&self.place, self.table()) if self.place.anchor else 0
 
     cdef bint find_place(self) except -1:
         """Find the last visited entry again; False if there is nothing to continue with."""
@@ -657,33 +660,38 @@ cdef class MapIterator:
 
     cdef object visit(self, uint32_t slot):
         """Make an entry the last visited one, and return it in the iterator's form."""
-        cdef StateTable entries = self.entries()
-        cdef Table *table = entries.table
+        cdef MapHandle handle = self.handle
+        cdef Table *table = self.table()
+        cdef Entry *entry = entry_at(table.core, slot)
+        cdef StateTable entries
         cdef CoreKey inner
-        cdef object _owner, key, value = None
-        key = key_object(table, entry_at(table.core, slot))
+        cdef object _owner, key = key_object(table, entry), value = None
         self.map_key = key
         visit_entry(&self.place, table, slot)
-        self.calls = self.handle.core.calls
-        if self.shown != SHOW_KEYS:
+        self.calls = handle.core.calls
+        if self.shown == SHOW_KEYS or is_null(table, entry):
+            pass
+        elif likely(handle.codec.form <= FORM_BOOL):
+            value = load_number(handle.codec.form, value_of(table, entry))
+        else:
+            entries = self.entries()
             memset(&inner, 0, sizeof(CoreKey))
             inner.group = self.key.group
-            if self.handle.codec.form == FORM_OBJECT:
-                _owner = self.handle.keys_codec.split_canonical(key, &inner)
+            if handle.codec.form == FORM_OBJECT:
+                _owner = handle.keys_codec.split_canonical(key, &inner)
                 entries.rehash_map_key(&inner, self.place.anchor)
-            value = self.handle.load_entry(entries, &inner, slot)
-            if self.shown == SHOW_VALUES:
-                return value
+            value = handle.load_entry(entries, &inner, slot)
         return self.show(key, value)
 
     cdef object show(self, object canonical, object value):
         cdef CoreKey inner
-        cdef object _owner, key
-        memset(&inner, 0, sizeof(CoreKey))
+        cdef object _owner, key = canonical
         if self.shown == SHOW_VALUES:
             return value
-        _owner = self.handle.keys_codec.split_canonical(canonical, &inner)
-        key = self.handle.keys_codec.key_of(inner.number, inner.data, inner.length)
+        if unlikely(self.handle.keys_codec.form != KEY_NUMBER):
+            memset(&inner, 0, sizeof(CoreKey))
+            _owner = self.handle.keys_codec.split_canonical(canonical, &inner)
+            key = self.handle.keys_codec.key_of(inner.number, inner.data, inner.length)
         return key if self.shown == SHOW_KEYS else (key, value)
 
     cdef object next_with_ttl(self):
