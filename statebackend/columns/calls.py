@@ -19,11 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend._core.tables.accumulators import AddPlan
-from statebackend._core.tables.state_table import FIXED_CODES
 from statebackend.columns.codec_choice import holds_references, value_bytes
 from statebackend.columns.nested_columns import encoded_keys
 from statebackend.columns.stored_columns import (
-    DTYPES,
     Array,
     Column,
     arrow_column,
@@ -303,14 +301,6 @@ class MapColumns(ColumnsState, MapState):
 
 # --- additions: named operations as plans of the compiled core, and values for a user's function ---
 
-_NUMBER_OF = {
-    **{name: name.lower() for name in ("LONG", "INT", "SHORT", "BYTE", "DOUBLE", "FLOAT", "BOOL")},
-    "DATE": "int",
-    "TIMESTAMP": "long",
-    "TIMESTAMP_NTZ": "long",
-    "STRING": "bytes",
-    "BYTES": "bytes",
-}
 _OVER_DOUBLES = {"avg": "average", "variance": "moments", "stddev": "moments"}
 
 
@@ -325,11 +315,20 @@ def _reduction_plan(reduce: Reduction) -> AddPlan | None:
     declared = reduce.type
     if isinstance(declared, DecimalType):
         return AddPlan(reduce.name, "decimal", declared.precision)
-    if declared.name in _NUMBER_OF:
-        return AddPlan(reduce.name, _NUMBER_OF[declared.name])
+    number = _number_of(declared)
+    if number is not None:
+        return AddPlan(reduce.name, number)
     if reduce.name in ("first", "last"):
         return AddPlan(reduce.name, declared.fixed_width if in_entry(declared) else "bytes")
     return None
+
+
+def _number_of(declared: Type) -> str | None:
+    """What a plan calls the stored values of a type; None if it can only keep or replace them."""
+    layout = declared.layout
+    if layout.family == "time":
+        return "int" if layout.width == 4 else "long"
+    return declared.name.lower() if layout.is_number else "bytes" if layout.family == "bytes" else None
 
 
 def _aggregate_plan(aggregate: NamedAggregate) -> AddPlan | None:
@@ -338,13 +337,6 @@ def _aggregate_plan(aggregate: NamedAggregate) -> AddPlan | None:
     if aggregate.name in _OVER_DOUBLES:
         return AddPlan(_OVER_DOUBLES[aggregate.name])
     return _reduction_plan(Reduction(aggregate.name, aggregate.type))
-
-
-def _typed(values: Any, plan: AddPlan) -> Any:
-    """Rows of bytes as the numbers of the plan."""
-    if plan.number in FIXED_CODES and values.ndim == 2:
-        return values.view(DTYPES[plan.number.upper()]).reshape(-1)
-    return values
 
 
 def operands(values: Any, declared: Type, plan: AddPlan) -> tuple[int, Column]:
@@ -356,8 +348,8 @@ def operands(values: Any, declared: Type, plan: AddPlan) -> tuple[int, Column]:
         column = double_column(values, declared)
     else:
         column = value_column(values, declared)
-        if not isinstance(column.values, tuple):
-            column = Column(_typed(column.values, plan), column.nulls)
+        if declared.layout.family == "time":
+            column = Column(column.values.view(declared.layout.dtype).reshape(-1), column.nulls)
     return count_of(column.values), column
 
 

@@ -2,12 +2,12 @@
 
 | types | stored as |
 |---|---|
-| LONG INT SHORT BYTE DOUBLE FLOAT BOOL | themselves, in the entry |
-| DATE TIMESTAMP TIMESTAMP_NTZ DECIMAL, short TUPLE and ROW of fixed width | serialised, in the entry |
+| integers, floats, BOOL | themselves, in the entry |
+| dates, times, DECIMAL, short TUPLE and ROW of fixed width | serialised, in the entry |
 | STRING BYTES, and every other declared type | serialised, in the arena |
 | PICKLE and a user's own serializer | a reference |
 
->>> from statebackend.types import of
+>>> from statebackend.types import PICKLE, of
 >>> value_codec(of("bigint"), "state 's'").layout, value_codec(of("date"), "state 's'").layout
 ('long', 4)
 >>> value_codec(of("array<int>"), "state 's'").layout, value_codec(PICKLE, "state 's'").layout
@@ -26,8 +26,6 @@ from statebackend._core.codecs.value_bytes import ValueBytes
 from statebackend.errors import SerializationError
 from statebackend.keys import key_encoder
 from statebackend.types import (
-    PICKLE,
-    CustomType,
     DecimalType,
     ListType,
     MapType,
@@ -39,20 +37,17 @@ from statebackend.types import (
 )
 from statebackend.types.serializers import serializer_for
 
-_OWN_FORMS = ("LONG", "INT", "SHORT", "BYTE", "DOUBLE", "FLOAT", "BOOL", "STRING", "BYTES")
-_INTEGER_BITS = {"LONG": 64, "INT": 32, "SHORT": 16, "BYTE": 8}
-
 
 def holds_references(declared: Type) -> bool:
     """Return True if values of a type are kept as Python objects."""
-    return declared == PICKLE or isinstance(declared, CustomType)
+    return declared.layout.family == "object"
 
 
 def value_form(declared: Type) -> str | int:
     """The form of a type, as `ValueCodec` takes it."""
     if holds_references(declared):
         return "object"
-    if declared.name in _OWN_FORMS:
+    if declared.layout.is_number or declared.layout.family == "bytes":
         return declared.name.lower()
     width = serializer_for(declared).fixed_width
     return "serialized" if width is None or not 0 < width <= WIDEST_IN_ENTRY else width
@@ -116,10 +111,10 @@ def _type_codec(declared: Type, is_key: bool) -> TypeCodec:
 
 def key_codec(declared: Type) -> KeyCodec:
     """The codec of keys, or map keys, of a type."""
-    name = declared.name
+    layout = declared.layout
     form: str | int = "encoded"
-    if name in _INTEGER_BITS:
-        form = _INTEGER_BITS[name]
-    elif name in ("STRING", "BYTES"):
-        form = name.lower()
+    if layout.family == "integer":
+        form = 8 * (layout.width or 0)
+    elif layout.family == "bytes":
+        form = declared.name.lower()
     return KeyCodec(form, key_encoder(declared), type_codec(declared) if form == "encoded" else None)

@@ -29,13 +29,6 @@ Array = np.ndarray[Any, Any]
 #: Offsets (n + 1 of them) and data.
 ByteRuns = tuple[Array, Array]
 
-_NUMBERS = {"LONG": 8, "INT": 4, "SHORT": 2, "BYTE": 1, "DOUBLE": 8}
-#: The first and the last that Python's dates and datetimes have.
-_YEARS = {
-    "DATE": (-719_162, 2_932_896),
-    "TIMESTAMP": (-62_135_596_800_000_000, 253_402_300_799_999_999),
-    "TIMESTAMP_NTZ": (-62_135_596_800_000_000, 253_402_300_799_999_999),
-}
 _DAY = 86_400_000_000
 _UTC = ("UTC", "Etc/UTC", "+00:00", "Z")
 
@@ -114,18 +107,18 @@ def _form(declared: Type, rules: _Rules, limit: int) -> dict[str, Any] | None:
 
     The magnitudes of decimals are below ``limit``.
     """
-    name = declared.name
-    if isinstance(declared, DecimalType):
-        if declared.precision > 18:
+    layout = declared.layout
+    if layout.family == "decimal":
+        if layout.width == 16:
             return {"form": "WIDE_DECIMAL", "high": limit}
         return {"form": "DECIMAL", "low": 1 - limit, "high": limit - 1}
-    if name in _YEARS and rules.as_python:
-        return {"form": "RANGED", "low": _YEARS[name][0], "high": _YEARS[name][1]}
-    if name == "DOUBLE" and rules.is_canonical:
-        return {"form": "DOUBLE"}
-    if name in _NUMBERS or name in _YEARS or (name == "FLOAT" and rules == _Rules(False, False)):
+    if layout.bounds is not None and rules.as_python:
+        return {"form": "RANGED", "low": layout.bounds[0], "high": layout.bounds[1]}
+    if layout.family == "float" and (rules.is_canonical or (layout.width == 4 and rules.as_python)):
+        return {"form": declared.name}
+    if layout.family in ("float", "integer", "time"):
         return {"form": "NUMBER"}
-    return {"form": name} if name in ("FLOAT", "BOOL", "STRING", "BYTES") else None
+    return {"form": declared.name} if layout.family in ("boolean", "bytes") else None
 
 
 def _unlimited(declared: Type) -> int:
@@ -252,13 +245,13 @@ def _exactly(array: pa.Array, declared: Type, rules: _Rules) -> pa.Array | None:
         return array
     name = declared.name
     try:
-        if name in ("STRING", "BYTES"):
+        if declared.layout.family == "bytes":
             return _exact_runs(array, name)
         if name == "DATE":
             days = array.cast(wanted) if types.is_date64(arrow) else None
             return None if days is None or not days.cast(arrow).equals(array) else days
-        if name in ("TIMESTAMP", "TIMESTAMP_NTZ"):
-            if not types.is_timestamp(arrow) or (arrow.tz is not None) != (name == "TIMESTAMP"):
+        if types.is_timestamp(wanted):
+            if not types.is_timestamp(arrow) or (arrow.tz is None) != (wanted.tz is None):
                 return None
             return array.cast(pa.timestamp("us", arrow.tz))
         if isinstance(declared, DecimalType):
@@ -266,14 +259,14 @@ def _exactly(array: pa.Array, declared: Type, rules: _Rules) -> pa.Array | None:
                 return None
             array.validate(full=True)  # Arrow does not guarantee that values respect their precision
             return array.cast(wanted)
-        if name in ("DOUBLE", "FLOAT"):
+        if declared.layout.family == "float":
             if not (types.is_integer(arrow) or types.is_float32(arrow) or types.is_float64(arrow)):
                 return None
             floats = array.cast(wanted)
             # A number that rounds to infinity is out of range.
-            narrows = name == "FLOAT" and types.is_float64(arrow)
+            narrows = types.is_float32(wanted) and types.is_float64(arrow)
             return None if narrows and not pc.is_inf(floats).equals(pc.is_inf(array)) else floats
-        if name in _NUMBERS and types.is_integer(arrow):
+        if declared.layout.family == "integer" and types.is_integer(arrow):
             return array.cast(wanted)
     except pa.ArrowException:
         pass

@@ -42,18 +42,6 @@ from statebackend.types.serializers import serializer_for
 
 Array = np.ndarray[Any, Any]
 
-#: The numpy types of values that are stored as numbers, by the names of types.
-DTYPES = {
-    "LONG": "<i8",
-    "INT": "<i4",
-    "SHORT": "<i2",
-    "BYTE": "i1",
-    "DOUBLE": "<f8",
-    "FLOAT": "<f4",
-    "BOOL": "?",
-}
-_TICKS = {"DATE": "<i4", "TIMESTAMP": "<i8", "TIMESTAMP_NTZ": "<i8"}
-_NESTED = ("LIST", "MAP", "TUPLE", "ROW")
 _EXACT_FLOATS = {"DOUBLE": 2**53, "FLOAT": 2**24}
 
 
@@ -69,7 +57,7 @@ def value_column(column: Any, declared: Type, nullable: bool = True) -> Column:
     """The stored form of a column of values. O(n). Errors are those of `check_values`, naming the position."""
     columnar = as_columnar(column, "values")
     if len(columnar):
-        if declared.name in _NESTED:
+        if declared.layout.family == "nested":
             values, nulls = _nested(columnar, declared)
         else:
             filled, nulls = _without_nulls(columnar)
@@ -124,14 +112,14 @@ def _zero(arrow: pa.DataType) -> pa.Scalar:
 
 def _whole(column: Columnar, declared: Type) -> Any:
     """The stored form of a column without nulls; None if the plain way must look at each value."""
-    name = declared.name
-    if name in ("DOUBLE", "FLOAT"):
-        return _floats(column, name)
-    if name in ("STRING", "BYTES"):
+    layout = declared.layout
+    if layout.family == "float":
+        return _floats(column, declared)
+    if layout.family == "bytes":
         return byte_runs_of(column, declared)
-    if isinstance(declared, DecimalType) and declared.precision > 18:
+    if isinstance(declared, DecimalType) and layout.width == 16:
         return _wide_decimals(column, declared)
-    if name not in DTYPES and name not in _TICKS and not isinstance(declared, DecimalType):
+    if not layout.dtype:
         return None
     try:
         numbers = ints_of(column, declared)
@@ -139,9 +127,8 @@ def _whole(column: Columnar, declared: Type) -> Any:
         return None
     if numbers is None:
         return None
-    if name in DTYPES:
-        return numbers.astype(DTYPES[name], copy=False)
-    return _bytes_of(numbers.astype(_TICKS.get(name, "<i8"), copy=False))
+    values = numbers.astype(layout.dtype, copy=False)
+    return values if layout.is_number else _bytes_of(values)
 
 
 def _bytes_of(values: Array) -> Array:
@@ -149,7 +136,7 @@ def _bytes_of(values: Array) -> Array:
     return np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
 
 
-def _floats(column: Columnar, name: str) -> Array | None:
+def _floats(column: Columnar, declared: Type) -> Array | None:
     if isinstance(column, list):
         if set(map(type, column)) != {float}:
             return None
@@ -162,14 +149,21 @@ def _floats(column: Columnar, name: str) -> Array | None:
         numbers = column
     if numbers.dtype.kind in "iu":
         # Beyond this a float does not hold every integer exactly: look at each value.
-        if int(numbers.min()) < -_EXACT_FLOATS[name] or int(numbers.max()) > _EXACT_FLOATS[name]:
+        if (
+            int(numbers.min()) < -_EXACT_FLOATS[declared.name]
+            or int(numbers.max()) > _EXACT_FLOATS[declared.name]
+        ):
             return None
     elif numbers.dtype.kind != "f":
         return None
     with np.errstate(over="ignore", invalid="ignore"):
-        floats: Array = numbers.astype(DTYPES[name], copy=False)
+        floats: Array = numbers.astype(declared.layout.dtype, copy=False)
     # A number that rounds to infinity is out of range.
-    if name == "FLOAT" and numbers.dtype.itemsize > 4 and (np.isinf(floats) & ~np.isinf(numbers)).any():
+    if (
+        declared.layout.width == 4
+        and numbers.dtype.itemsize > 4
+        and (np.isinf(floats) & ~np.isinf(numbers)).any()
+    ):
         return None
     return np.ascontiguousarray(floats)
 
@@ -223,8 +217,8 @@ def _by_value(column: Columnar, declared: Type, nullable: bool) -> Column:
     if width is None or not in_entry(declared):
         return Column(runs_of_list(data), nulls)
     raw = np.frombuffer(b"".join(data), dtype=np.uint8)
-    if declared.name in DTYPES:
-        return Column(raw.view(DTYPES[declared.name]), nulls)
+    if declared.layout.is_number:
+        return Column(raw.view(declared.layout.dtype), nulls)
     return Column(raw.reshape(len(values), width), nulls)
 
 
@@ -260,8 +254,7 @@ def double_column(column: Any, declared: Type) -> Column:
 
 def in_entry(declared: Type) -> bool:
     """Return True if entries hold the values of the type, with a fixed width; False if the arena holds them."""
-    form = value_form(declared)
-    return isinstance(form, int) or declared.name in DTYPES
+    return declared.layout.is_number or isinstance(value_form(declared), int)
 
 
 def stored_column(runs: tuple[Array, Array], declared: Type) -> Any:
@@ -270,8 +263,8 @@ def stored_column(runs: tuple[Array, Array], declared: Type) -> Any:
         return runs
     offsets, data = runs
     whole = data[int(offsets[0]) : int(offsets[-1])]
-    if declared.name in DTYPES:
-        return whole.view(DTYPES[declared.name])
+    if declared.layout.is_number:
+        return whole.view(declared.layout.dtype)
     return whole.reshape(len(offsets) - 1, serializer_for(declared).fixed_width or 0)
 
 
@@ -293,7 +286,7 @@ def arrow_column(values: Any, valid: Array | None, declared: Type) -> pa.Array:
         valid = None
     if isinstance(values, tuple):
         return _arrow_of_runs(values[0], values[1], valid, declared)
-    if declared.name in _NESTED:
+    if declared.layout.family == "nested":
         offsets = np.arange(len(values) + 1) * values.shape[1]
         return _arrow_of_runs(offsets, np.ascontiguousarray(values).reshape(-1), valid, declared)
     return _arrow_of_fixed(values, valid, declared)
@@ -319,7 +312,7 @@ def _arrow_of_fixed(values: Array, valid: Array | None, declared: Type) -> pa.Ar
     if isinstance(declared, DecimalType) and declared.precision <= 18:
         unscaled = values.view("<i8").reshape(-1)
         values = np.stack((unscaled, unscaled >> 63), axis=1)
-    elif declared.name == "BOOL":
+    elif declared.layout.family == "boolean":
         values = np.packbits(values.view(bool).reshape(-1), bitorder="little")
     return pa.Array.from_buffers(
         declared.arrow, count, [_bitmap(valid), pa.py_buffer(np.ascontiguousarray(values))]
@@ -327,7 +320,7 @@ def _arrow_of_fixed(values: Array, valid: Array | None, declared: Type) -> pa.Ar
 
 
 def _arrow_of_runs(offsets: Array, data: Array, valid: Array | None, declared: Type) -> pa.Array:
-    if declared.name not in ("STRING", "BYTES"):
+    if declared.layout.family != "bytes":
         array = arrow_of_stored(offsets, data, valid, declared)
         if array is not None:
             return array

@@ -1,6 +1,6 @@
 """Encoders: convert one key to its canonical form and back, and lead to the batch forms.
 
-The canonical form of a key of kind "int" is a signed 64-bit integer: the value of LONG, INT, SHORT, BYTE, BOOL; the
+The canonical form of a key of kind "int" is a signed 64-bit integer: the value of an integer or BOOL; the
 days of DATE; the microseconds of TIMESTAMP and TIMESTAMP_NTZ; the unscaled value of DECIMAL up to 18 digits; the IEEE
 bits of DOUBLE and of FLOAT (sign-extended from 32 bits), with one zero and one NaN. The canonical form of kind "bytes"
 is the UTF-8 of STRING, the BYTES, or the minimal big-endian two's complement of a longer DECIMAL. For TUPLE and ROW it
@@ -35,7 +35,6 @@ from statebackend.types import (
     RowType,
     TupleType,
     Type,
-    convert,
     of,
     record_builder,
     record_reader,
@@ -43,9 +42,9 @@ from statebackend.types import (
 
 _LONG = struct.Struct("<q")
 _LENGTH = struct.Struct("<I")
-_DOUBLE_BITS = (struct.Struct("<d"), struct.Struct("<q"))
-_FLOAT_BITS = (struct.Struct("<f"), struct.Struct("<i"))
-_CANONICAL_NAN = {8: 0x7FF8_0000_0000_0000, 4: 0x7FC0_0000}
+#: A number, its bits, and the bits of the one NaN.
+_DOUBLE = (struct.Struct("<d"), struct.Struct("<q"), 0x7FF8_0000_0000_0000)
+_SINGLE = (struct.Struct("<f"), struct.Struct("<i"), 0x7FC0_0000)
 
 
 class KeyEncoder(ABC):
@@ -123,17 +122,14 @@ class IntKeyEncoder(KeyEncoder):
 
     kind = "int"
 
-    def __init__(
-        self,
-        declared_type: Type,
-        hash_plan: str,
-        to_int: Callable[[Any], int],
-        from_int: Callable[[int], Any],
-    ) -> None:
+    def __init__(self, declared_type: Type) -> None:
         super().__init__(declared_type)
-        self.hash_plan = hash_plan
-        self._to_int = to_int
-        self._from_int = from_int
+        layout = declared_type.layout
+        self.hash_plan = "int64" if layout.width == 8 else "int32"
+        self._to_int: Callable[[Any], int] = layout.pack
+        self._from_int = layout.unpack
+        if layout.family == "float":
+            self._to_int, self._from_int = _float_bits(layout.pack, layout.width)
 
     def encode(self, key: Any) -> int:
         if key is None:
@@ -361,10 +357,9 @@ def _field_bytes(part: KeyEncoder, canonical: Any) -> bytes:
 
 
 def _float_bits(
-    convert_value: Callable[[Any], float], layouts: tuple[struct.Struct, struct.Struct]
+    convert_value: Callable[[Any], float], width: int | None
 ) -> tuple[Callable[[Any], int], Callable[[int], float]]:
-    as_float, as_int = layouts
-    nan = _CANONICAL_NAN[as_float.size]
+    as_float, as_int, nan = _DOUBLE if width == 8 else _SINGLE
 
     def to_bits(value: Any) -> int:
         number = convert_value(value)
@@ -405,40 +400,16 @@ def key_encoder(spec: Any) -> KeyEncoder:
 def _encoder(declared_type: Type) -> KeyEncoder:
     if isinstance(declared_type, (TupleType, RowType)):
         return CompositeKeyEncoder(declared_type, [_encoder(part) for part in declared_type.types])
+    if declared_type.layout.dtype:
+        return IntKeyEncoder(declared_type)
+    pack, unpack = declared_type.layout.pack, declared_type.layout.unpack
     if isinstance(declared_type, DecimalType):
-        scale = declared_type.scale
-        unscaled = convert.unscaled_converter(declared_type.precision, scale)
-        if declared_type.precision <= 18:
-            return IntKeyEncoder(
-                declared_type, "int64", unscaled, lambda number: convert.decimal_from_unscaled(number, scale)
-            )
         return BytesKeyEncoder(
             declared_type,
-            lambda key: _minimal_big_endian(unscaled(key)),
-            lambda data: convert.decimal_from_unscaled(int.from_bytes(data, "big", signed=True), scale),
+            lambda key: _minimal_big_endian(pack(key)),
+            lambda data: unpack(int.from_bytes(data, "big", signed=True)),
         )
-    name = declared_type.name
-    if name in _BITS:
-        hash_plan = "int64" if name == "LONG" else "int32"
-        return IntKeyEncoder(declared_type, hash_plan, convert.integer_converter(name, _BITS[name]), int)
-    if name in _INTS:
-        return IntKeyEncoder(declared_type, *_INTS[name])
-    return BytesKeyEncoder(declared_type, *_RUNS[name])
-
-
-_BITS = {"LONG": 64, "INT": 32, "SHORT": 16, "BYTE": 8}
-_INTS: dict[str, tuple[str, Callable[[Any], int], Callable[[int], Any]]] = {
-    "BOOL": ("int32", convert.truth, bool),
-    "DATE": ("int32", convert.days, convert.from_days),
-    "TIMESTAMP": ("int64", convert.microseconds, convert.from_microseconds),
-    "TIMESTAMP_NTZ": ("int64", convert.naive_microseconds, convert.from_naive_microseconds),
-    "DOUBLE": ("int64", *_float_bits(convert.double, _DOUBLE_BITS)),
-    "FLOAT": ("int32", *_float_bits(convert.single, _FLOAT_BITS)),
-}
-_RUNS: dict[str, tuple[Callable[[Any], bytes], Callable[[bytes], Any]]] = {
-    "STRING": (convert.utf8, convert.text_from_utf8),
-    "BYTES": (convert.raw_bytes, bytes),
-}
+    return BytesKeyEncoder(declared_type, pack, unpack)
 
 
 def plain_key(encoder: CompositeKeyEncoder, key: Any) -> Any:

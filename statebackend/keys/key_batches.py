@@ -25,24 +25,14 @@ from statebackend.errors import SerializationError
 from statebackend.keys.columns import ByteRuns, Bytes, Columnar, Int64s
 from statebackend.types import DecimalType, Type
 
-_INTEGERS = {"LONG": np.int64, "INT": np.int32, "SHORT": np.int16, "BYTE": np.int8}
-_EXACT_LIST_TYPES = {
-    "LONG": int,
-    "INT": int,
-    "SHORT": int,
-    "BYTE": int,
-    "DOUBLE": float,
-    "FLOAT": float,
-    "BOOL": bool,
-}
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def ints_of(keys: Columnar, declared: Type) -> Int64s | None:
     """Canonical integers of a batch; shares memory with int64 and microsecond columns."""
     if isinstance(keys, list):
-        wanted = _EXACT_LIST_TYPES.get(declared.name)
-        if wanted is None or not keys or set(map(type, keys)) != {wanted}:
+        wanted = declared.layout.python
+        if not declared.layout.is_number or not keys or set(map(type, keys)) != {wanted}:
             return None
         try:
             keys = np.array(keys, dtype=np.int64 if wanted is int else wanted)
@@ -53,9 +43,8 @@ def ints_of(keys: Columnar, declared: Type) -> Int64s | None:
             return None
         if isinstance(declared, DecimalType):
             return _unscaled(keys, declared)
-        if declared.name in ("TIMESTAMP", "TIMESTAMP_NTZ"):
-            zoned = pa.types.is_timestamp(keys.type) and keys.type.tz is not None
-            if not pa.types.is_timestamp(keys.type) or zoned != (declared.name == "TIMESTAMP"):
+        if pa.types.is_timestamp(declared.arrow):
+            if not pa.types.is_timestamp(keys.type) or (keys.type.tz is None) != (declared.arrow.tz is None):
                 return None
             return _to_microseconds(_values(keys, np.int64), keys.type.unit)
         if declared.name == "DATE":
@@ -81,11 +70,12 @@ def _ints_of_numpy(keys: np.ndarray[Any, Any], declared: Type) -> np.ndarray[Any
     kind = keys.dtype.kind
     if not keys.dtype.isnative:
         keys = keys.astype(keys.dtype.newbyteorder("="))
-    if declared.name in _INTEGERS:
-        return _fitting(keys, _INTEGERS[declared.name]) if kind in "iu" else None
-    if declared.name == "BOOL":
+    layout = declared.layout
+    if layout.family == "integer":
+        return _fitting(keys, layout.dtype) if kind in "iu" else None
+    if layout.family == "boolean":
         return keys.astype(np.int64) if kind == "b" else None
-    if declared.name in ("DOUBLE", "FLOAT"):
+    if layout.family == "float":
         return _float_bits(keys, declared.name) if kind in "iuf" else None
     if kind != "M" or np.isnat(keys).any():
         return None
@@ -97,7 +87,7 @@ def _ints_of_numpy(keys: np.ndarray[Any, Any], declared: Type) -> np.ndarray[Any
     return None
 
 
-def _fitting(keys: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any] | None:
+def _fitting(keys: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any] | None:
     bounds = np.iinfo(dtype)
     own = np.iinfo(keys.dtype)
     could_pass = len(keys) and (own.min < bounds.min or own.max > bounds.max)
@@ -188,10 +178,8 @@ def arrow_of_ints(canonical: Int64s, declared: Type) -> pa.Array:
     count = len(canonical)
     if isinstance(declared, DecimalType):
         values = np.stack((canonical, canonical >> 63), axis=1)
-    elif declared.name == "BOOL":
+    elif declared.layout.family == "boolean":
         return pa.array(canonical != 0)
-    elif declared.name == "FLOAT":
-        values = canonical.astype(np.int32)
     else:
         width = declared.fixed_width or 8
         values = canonical if width == 8 else canonical.astype(f"<i{width}")

@@ -12,7 +12,6 @@ statebackend.errors.SerializationTypeError: LONG does not take a value of type s
 
 from __future__ import annotations
 
-import decimal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -29,7 +28,7 @@ from statebackend.columns.stored_columns import arrow_column
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
 from statebackend.state import check_values, to_chunks
 from statebackend.types import (
-    DATE,
+    SCALARS,
     TIMESTAMP,
     TIMESTAMP_NTZ,
     DecimalType,
@@ -44,27 +43,15 @@ from statebackend.types import (
     record_reader,
     row_class,
 )
-from statebackend.types.serializers import serializer_for
 
 T = TypeVar("T")
 #: What per-record functions see: a named tuple, made by `row_class`.
 Row: TypeAlias = tuple[object, ...]
 
-_TIMESTAMP = TypeCodec("TIMESTAMP", serializer_for(TIMESTAMP))
-_TIMESTAMP_NTZ = TypeCodec("TIMESTAMP_NTZ", serializer_for(TIMESTAMP_NTZ))
-_DATE = TypeCodec("DATE", serializer_for(DATE))
-#: Columns whose values are made from Arrow's buffers, when their row is.
-_FORMS = {
-    pa.int64(): "INT_64",
-    pa.int32(): "INT_32",
-    pa.int16(): "INT_16",
-    pa.int8(): "INT_8",
-    pa.float64(): "DOUBLE",
-    pa.float32(): "FLOAT",
-    pa.bool_(): "BOOL",
-    pa.string(): "STRING",
-    pa.binary(): "BYTES",
-}
+#: The codecs of columns whose values are made from Arrow's buffers, when their row is.
+_CODECS = {kind.arrow: type_codec(kind) for kind in SCALARS if type_codec(kind).is_compiled}
+#: What times are stored as, by its bytes.
+_INTEGERS: dict[int | None, pa.DataType] = {4: pa.int32(), 8: pa.int64()}
 #: Rows are made in pieces of this many, so that a large batch is never held as Python objects.
 _PIECE = 65_536
 
@@ -95,22 +82,20 @@ def row_maker(batch: pa.RecordBatch) -> RowMaker:
 
 def _column(array: pa.Array, name: str) -> Any:
     """A column as `RowMaker` takes it."""
-    kind, is_a = array.type, pa.types
-    codec: TypeCodec | None = None
-    scale = 0
-    if kind in _FORMS:
-        form = _FORMS[kind]
-    elif is_a.is_decimal128(kind) and kind.scale >= 0 and in_use():
-        form, scale = "DECIMAL", kind.scale
-    elif is_a.is_timestamp(kind) and kind.unit == "us":
-        form, codec = "TICKS", _TIMESTAMP if kind.tz is not None else _TIMESTAMP_NTZ
-    elif is_a.is_date32(kind):
-        form, codec = "DAYS", _DATE
-    else:
+    codec = _codec_of(array.type)
+    if codec is None:
         return column_values(array, name)
     valid, *others = array.buffers()
     ends = others[0] if len(others) > 1 else None
-    return form, array.offset, valid if array.null_count else None, ends, others[-1], codec, scale
+    return codec, array.offset, valid if array.null_count else None, ends, others[-1]
+
+
+def _codec_of(kind: pa.DataType) -> TypeCodec | None:
+    if pa.types.is_timestamp(kind) and kind.unit == "us":
+        return type_codec(TIMESTAMP if kind.tz is not None else TIMESTAMP_NTZ)
+    if pa.types.is_decimal128(kind) and kind.scale >= 0 and in_use():
+        return TypeCodec("DECIMAL", None, precision=38, scale=kind.scale)
+    return _CODECS.get(kind)
 
 
 def column_values(column: pa.Array | pa.ChunkedArray, name: str = "") -> list[object]:
@@ -149,15 +134,15 @@ def _values(array: pa.Array) -> Sequence[object]:
         for at in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
             values[at] = None
         return values
-    if is_a.is_decimal128(kind) and len(array) and kind.scale >= 0 and in_use():
-        return _decimals(array)
+    codec = _codec_of(kind)
+    if is_a.is_decimal128(kind) and len(array) and codec is not None:
+        words = np.frombuffer(array.buffers()[1], dtype=np.int64, count=2 * (array.offset + len(array)))
+        return codec.values_of(words[2 * array.offset :], _null_rows(array))
     if is_a.is_string(kind) or is_a.is_binary(kind) or is_a.is_decimal(kind):
         return array.to_numpy(zero_copy_only=False).tolist()
-    if is_a.is_timestamp(kind) and kind.unit == "us":
-        codec = _TIMESTAMP if kind.tz is not None else _TIMESTAMP_NTZ
-        return _numbered(codec, array, array.view(pa.int64()))
-    if is_a.is_date32(kind):
-        return _numbered(_DATE, array, array.view(pa.int32()).cast(pa.int64()))
+    if codec is not None and is_a.is_temporal(kind):  # no numpy object is made on the way
+        numbers = array.view(_INTEGERS[codec.width]).cast(pa.int64())
+        return codec.values_of(numbers.fill_null(0).to_numpy(), _null_rows(array))
     if is_a.is_struct(kind):
         return _structs(array)
     if is_a.is_list(kind) or is_a.is_large_list(kind):
@@ -165,17 +150,6 @@ def _values(array: pa.Array) -> Sequence[object]:
     if is_a.is_map(kind):
         return [None if run is None else dict(run) for run in _runs(array, partial(_pairs, array))]
     return array.to_pylist()
-
-
-def _numbered(codec: TypeCodec, array: pa.Array, numbers: pa.Array) -> list[object]:
-    """The values of dates and times, given as integers: no numpy object is made on the way."""
-    return codec.values_of(numbers.fill_null(0).to_numpy(), _null_rows(array))
-
-
-def _decimals(array: pa.Array) -> list[object]:
-    codec = TypeCodec("DECIMAL", None, precision=38, scale=array.type.scale)
-    words = np.frombuffer(array.buffers()[1], dtype=np.int64, count=2 * (array.offset + len(array)))
-    return codec.values_of(words[2 * array.offset :], _null_rows(array))
 
 
 def _null_rows(array: pa.Array) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
@@ -209,24 +183,6 @@ def _runs(array: pa.Array, read: Callable[[int, int], Sequence[T]]) -> list[Sequ
     missing = array.is_null().to_numpy(zero_copy_only=False).tolist()
     bounds = zip(offsets, offsets[1:], missing, strict=False)
     return [None if null else flat[begin - first : end - first] for begin, end, null in bounds]
-
-
-_INTEGERS = ("LONG", "INT", "SHORT", "BYTE")
-_FLOATS = ("DOUBLE", "FLOAT")
-#: The Python types that Arrow takes exactly as the declared type's serializer does.
-_EXACT: dict[str, frozenset[type]] = {
-    **{name: frozenset({int, type(None)}) for name in _INTEGERS},
-    **{name: frozenset({float, type(None)}) for name in _FLOATS},
-    "BOOL": frozenset({bool, type(None)}),
-    "STRING": frozenset({str, type(None)}),
-    "BYTES": frozenset({bytes, type(None)}),
-}
-#: What is written as integers.
-_CODECS = {
-    name: TypeCodec(name, serializer_for(kind))
-    for name, kind in (("DATE", DATE), ("TIMESTAMP", TIMESTAMP), ("TIMESTAMP_NTZ", TIMESTAMP_NTZ))
-}
-_INTEGERS_OF = {"DATE": pa.int32(), "TIMESTAMP": pa.int64(), "TIMESTAMP_NTZ": pa.int64()}
 
 
 class OutputSchema:
@@ -304,28 +260,23 @@ class OutputSchema:
         return self._read(row)
 
     def _column(self, name: str, kind: Type, values: list[object]) -> pa.Array | pa.ChunkedArray:
-        if kind.name in _CODECS:
+        layout = kind.layout
+        if layout.family == "time" and type_codec(kind).is_compiled:
             numbers, nulls = np.empty(len(values), np.int64), np.empty(len(values), np.uint8)
-            if not _CODECS[kind.name].numbers_of(values, numbers, nulls):
+            if not type_codec(kind).numbers_of(values, numbers, nulls):
                 return self._checked(name, kind, values)
             mask = nulls.view(bool) if nulls.any() else None
-            return pa.array(numbers, pa.int64(), mask=mask).cast(_INTEGERS_OF[kind.name]).view(kind.arrow)
-        if self._is_exact(kind, values):
+            return pa.array(numbers, pa.int64(), mask=mask).cast(_INTEGERS[layout.width]).view(kind.arrow)
+        # Arrow takes these exactly as the declared type's serializer does.
+        if kind.is_key_type and set(map(type, values)) <= {layout.python, type(None)}:
             try:
                 return pa.array(values, kind.arrow)
             except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError, OverflowError):
                 pass  # the code below names the wrong value
         return self._checked(name, kind, values)
 
-    def _is_exact(self, kind: Type, values: list[object]) -> bool:
-        found = set(map(type, values))
-        exact = _EXACT.get(kind.name)
-        if exact is not None:
-            return found <= exact
-        return kind.name == "DECIMAL" and found <= {decimal.Decimal, type(None)}
-
     def _checked(self, name: str, kind: Type, values: list[object]) -> pa.Array | pa.ChunkedArray:
-        if kind.name in _CODECS:  # pandas and numpy have a time of their own for none
+        if kind.layout.family == "time":  # pandas and numpy have a time of their own for none
             values = [None if is_not_a_time(value) else value for value in values]
         try:
             check_values(values, kind, nullable=True)
@@ -382,7 +333,8 @@ def _is_written(kind: Type) -> bool:
         return _is_written(kind.element)
     if isinstance(kind, MapType):
         # Map keys that are one in state may be two in a column.
-        is_plain = isinstance(kind.key, PrimitiveType) and kind.key.name not in (*_FLOATS, "TIMESTAMP")
+        is_plain = isinstance(kind.key, PrimitiveType) and kind.key.layout.family != "float"
+        is_plain = is_plain and kind.key != TIMESTAMP
         return is_plain and _is_written(kind.key) and _is_written(kind.value)
     return type_codec(kind).is_compiled
 
@@ -403,7 +355,7 @@ def _is_close(found: Type, wanted: Type) -> bool:
         return True
     if isinstance(wanted, TupleType) and isinstance(found, RowType):
         return bool(wanted.arrow == found.arrow)
-    return any(found.name in family and wanted.name in family for family in (_INTEGERS, _FLOATS))
+    return found.layout.family == wanted.layout.family in ("integer", "float")
 
 
 def _no_row(row: object, position: int, names: tuple[str, ...]) -> SerializationTypeError:

@@ -33,24 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
-#: The classes of pyspark for types without parts. PICKLE and the types of users' serializers are bytes.
-_CLASSES = {
-    "LONG": "LongType",
-    "INT": "IntegerType",
-    "SHORT": "ShortType",
-    "BYTE": "ByteType",
-    "DOUBLE": "DoubleType",
-    "FLOAT": "FloatType",
-    "BOOL": "BooleanType",
-    "STRING": "StringType",
-    "BYTES": "BinaryType",
-    "DATE": "DateType",
-    "TIMESTAMP": "TimestampType",
-    "TIMESTAMP_NTZ": "TimestampNTZType",
-    "PICKLE": "BinaryType",
-    "CUSTOM": "BinaryType",
-}
-
 
 def spark_schema(row_type: RowType) -> StructType:
     """The ``StructType`` of rows of this type; every field may be null."""
@@ -77,7 +59,7 @@ def _spark_type(kind: Type) -> DataType:
         return types.MapType(_spark_type(kind.key), _spark_type(kind.value))
     if isinstance(kind, DecimalType):
         return types.DecimalType(kind.precision, kind.scale)
-    made: DataType = getattr(types, _CLASSES[kind.name])()
+    made: DataType = getattr(types, kind.layout.spark)()
     return made
 
 

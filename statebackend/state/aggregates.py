@@ -50,9 +50,6 @@ from statebackend.types import (
     row_class,
 )
 
-INTEGER_BITS = {"LONG": 64, "INT": 32, "SHORT": 16, "BYTE": 8}
-_FLOATS = ("DOUBLE", "FLOAT")
-_ORDERED = (*INTEGER_BITS, "BOOL", "STRING", "BYTES", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "DECIMAL")
 _SINGLE = struct.Struct("<f")
 
 
@@ -109,14 +106,12 @@ def named_reduction(name: str, declared_type: Any) -> Reduction:
 
 def _checked(declared: Type, combine: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any] | None:
     """``combine`` on numbers, with the result checked or rounded to the type; None for other types."""
-    if declared.name in INTEGER_BITS:
-        fit = convert.integer_converter(declared.name, INTEGER_BITS[declared.name])
-        return lambda old, new: fit(combine(old, new))
-    if declared.name == "DOUBLE":
-        return combine
-    if declared.name == "FLOAT":
-        return lambda old, new: _to_single(combine(old, new))
-    return None
+    layout = declared.layout
+    if layout.family == "integer":
+        return lambda old, new: layout.pack(combine(old, new))
+    if layout.family != "float":
+        return None
+    return combine if layout.width == 8 else lambda old, new: _to_single(combine(old, new))
 
 
 def _to_single(number: float) -> float:
@@ -155,7 +150,7 @@ def _larger(declared: Type) -> Callable[[Any, Any], Any] | None:
 
 
 def _truth(declared: Type, combine: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any] | None:
-    return combine if declared.name == "BOOL" else None
+    return combine if declared.layout.family == "boolean" else None
 
 
 _MAKERS: dict[str, Callable[[Type], Callable[[Any, Any], Any] | None]] = {
@@ -183,18 +178,10 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def _float_rank(value: float) -> tuple[bool, float]:
-    return (True, 0.0) if value != value else (False, value)
-
-
 def ordering(declared: Type) -> Callable[[Any], Any] | None:
     """A function from values to keys that compare as in Spark; None if the type has no order here."""
-    if declared.name in _FLOATS:
-        return _float_rank
-    if declared.name in _ORDERED:
-        return _identity
     if not isinstance(declared, (TupleType, RowType)):
-        return None
+        return declared.layout.rank
     ranks: list[Callable[[Any], Any]] = []
     for part in declared.types:
         rank = ordering(part)
@@ -388,7 +375,7 @@ class _StandardDeviation(_Variance):
 
 _AverageState: Any = row_class(("sum", "count"))
 _MomentState: Any = row_class(("n", "avg", "m2"))
-_NUMBERS = (*INTEGER_BITS, "DOUBLE", "FLOAT", "DECIMAL")
+_NUMBERS = ("integer", "float", "decimal")
 _OVER_NUMBERS: dict[str, type[NamedAggregate]] = {
     "avg": _Average,
     "variance": _Variance,
@@ -411,7 +398,7 @@ def named_aggregate(name: str, declared_type: Any) -> NamedAggregate:
     if name == "count":
         return _Count(declared)
     if name in _OVER_NUMBERS:
-        if declared.name not in _NUMBERS:
+        if declared.layout.family not in _NUMBERS:
             raise _does_not_work(name, declared, "integers, DOUBLE, FLOAT and DECIMAL")
         return _OVER_NUMBERS[name](declared)
     if name in ("min", "max"):
@@ -421,7 +408,7 @@ def named_aggregate(name: str, declared_type: Any) -> NamedAggregate:
             )
         return _Reduced(name, declared)
     if name == "sum":
-        if declared.name not in _NUMBERS:
+        if declared.layout.family not in _NUMBERS:
             raise _does_not_work(name, declared, "integers, DOUBLE, FLOAT and DECIMAL")
         return _Reduced(name, declared)
     raise UsageError(

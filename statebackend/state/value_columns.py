@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
 from statebackend.keys import as_columnar
-from statebackend.types import CustomType, ListType, MapType, RowType, TupleType, Type, convert, record_reader
+from statebackend.types import DOUBLE, ListType, MapType, RowType, TupleType, Type, record_reader
+from statebackend.types.layout import Layout
 from statebackend.types.serializers import serializer_for
 
 Convert = Callable[[Any], Any]
@@ -28,8 +29,6 @@ Convert = Callable[[Any], Any]
 _ROWS_OF_MAPS = 64
 #: Of numpy's types: those whose values are Python's as a list. Numpy's own would calculate in their width.
 _PLAIN_KINDS = "biufSU"
-#: Types that take these from Python as from numpy. FLOAT rounds only numpy's integers, PICKLE keeps what it is given.
-_ALIKE = frozenset({"BOOL", "BYTE", "SHORT", "INT", "LONG", "DOUBLE", "STRING", "BYTES"})
 
 
 def to_values(column: Any, declared: Type | None) -> list[Any]:
@@ -47,11 +46,17 @@ def to_values(column: Any, declared: Type | None) -> list[Any]:
                 ) from None
             result.append(value if value is None or convert is None else convert(value))
         return result
-    is_alike = declared is None or declared.name in _ALIKE
+    is_alike = declared is None or _is_alike(declared)
     if is_alike and isinstance(columnar, np.ndarray) and columnar.dtype.kind in _PLAIN_KINDS:
         plain: list[Any] = columnar.tolist()
         return plain
     return [_plain(value) for value in columnar]
+
+
+def _is_alike(declared: Type) -> bool:
+    """Whether a type takes these from Python as from numpy. FLOAT rounds only numpy's integers."""
+    layout = declared.layout
+    return layout.family in ("integer", "boolean", "bytes") or declared == DOUBLE
 
 
 def elements_of(values: Any, element_type: Type, where: str) -> list[Any]:
@@ -105,7 +110,7 @@ def from_arrow(column: pa.Array, declared: Type) -> list[Any]:
 
 def has_objects(declared: Type) -> bool:
     """Return True if values of a type are, or hold, objects of PICKLE or of a user's serializer."""
-    if isinstance(declared, CustomType) or declared.name == "PICKLE":
+    if declared.layout.family == "object":
         return True
     if isinstance(declared, (TupleType, RowType)):
         return any(map(has_objects, declared.types))
@@ -119,7 +124,7 @@ def _from_arrow(declared: Type, deserializes: bool = False) -> Convert | None:
 
     Bytes of PICKLE and of a user's serializer count as values themselves, unless ``deserializes`` is true.
     """
-    if deserializes and (isinstance(declared, CustomType) or declared.name == "PICKLE"):
+    if deserializes and declared.layout.family == "object":
         return serializer_for(declared).deserialize
     if isinstance(declared, TupleType):
         parts = [_from_arrow(part, deserializes) for part in declared.types]
@@ -247,24 +252,17 @@ def _to_arrow(declared: Type) -> Convert | None:
     if isinstance(declared, MapType):
         key, item = _to_arrow(declared.key) or _same, _to_arrow(declared.value) or _same
         return lambda entries: [(key(k), v if v is None else item(v)) for k, v in entries.items()]
-    if isinstance(declared, CustomType) or declared.name == "PICKLE":
+    if declared.layout.family == "object":
         return serializer_for(declared).serialize
-    return _TIMES.get(declared.name)
+    # Arrow takes no times of numpy among Python's own.
+    return _python_time(declared.layout) if declared.layout.family == "time" else None
 
 
-def _python_time(of_number: Callable[[int], Any], number: Callable[[Any], int]) -> Convert:
+def _python_time(layout: Layout) -> Convert:
     def converted(value: Any) -> Any:
-        return of_number(number(value)) if isinstance(value, np.datetime64) else value
+        return layout.unpack(layout.pack(value)) if isinstance(value, np.datetime64) else value
 
     return converted
-
-
-#: Arrow takes no times of numpy among Python's own.
-_TIMES = {
-    "DATE": _python_time(convert.from_days, convert.days),
-    "TIMESTAMP": _python_time(convert.from_microseconds, convert.microseconds),
-    "TIMESTAMP_NTZ": _python_time(convert.from_naive_microseconds, convert.naive_microseconds),
-}
 
 
 def _same(value: Any) -> Any:

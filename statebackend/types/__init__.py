@@ -11,6 +11,7 @@ ROW(sum=LONG, n=LONG)
 
 # For the rest of the package.
 from statebackend.types import convert as convert
+from statebackend.types import layout as layout
 from statebackend.types.convert import is_not_a_time as is_not_a_time
 from statebackend.types.ddl import parse_ddl
 from statebackend.types.model import (
@@ -36,6 +37,7 @@ from statebackend.types.model import (
     TupleType,
     Type,
 )
+from statebackend.types.model import SCALARS as SCALARS
 from statebackend.types.normalise import DECIMAL, LIST, MAP, ROW, TUPLE, from_config, of
 from statebackend.types.records import record_builder as record_builder
 from statebackend.types.records import record_reader as record_reader

@@ -4,7 +4,7 @@ Each converter takes a user's value and returns an int, float or bytes, or raise
 Python type that the declared type does not take, `OverflowError` for a number out of range, and `SerializationError`
 for a value that cannot be stored exactly. No message contains the value.
 
->>> integer_converter("SHORT", 16)(7)
+>>> integer_converter("INT", 32)(7)
 7
 >>> microseconds(datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.timezone.utc))
 1000000
@@ -107,6 +107,13 @@ def truth(value: Any) -> int:
     if isinstance(value, (bool, np.bool_)):
         return 1 if value else 0
     refuse("BOOL", value)
+
+
+def from_truth(number: int) -> bool:
+    """The bool of a stored 0 or 1."""
+    if number not in (0, 1):
+        raise SerializationError("a stored BOOL is neither 0 nor 1", code="SERIALIZATION.LENGTH")
+    return bool(number)
 
 
 def utf8(value: Any) -> bytes:

@@ -24,27 +24,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 
-_NAMES: dict[str, Type] = {
-    "boolean": model.BOOL,
-    "bool": model.BOOL,
-    "tinyint": model.BYTE,
-    "byte": model.BYTE,
-    "smallint": model.SHORT,
-    "short": model.SHORT,
-    "int": model.INT,
-    "integer": model.INT,
-    "bigint": model.LONG,
-    "long": model.LONG,
-    "float": model.FLOAT,
-    "real": model.FLOAT,
-    "double": model.DOUBLE,
-    "string": model.STRING,
-    "binary": model.BYTES,
-    "date": model.DATE,
-    "timestamp": model.TIMESTAMP,
-    "timestamp_ltz": model.TIMESTAMP,
-    "timestamp_ntz": model.TIMESTAMP_NTZ,
-}
+_NAMES: dict[str, Type] = {name: kind for kind in model.SCALARS for name in kind.layout.ddl}
 _DECIMALS = ("decimal", "dec", "numeric")
 _CHARS = ("char", "character", "varchar")
 _PARAMETRIC = (*_DECIMALS, *_CHARS, "array", "map", "struct")

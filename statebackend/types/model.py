@@ -17,6 +17,7 @@ from typing import Any, Generic, NoReturn
 import pyarrow as pa
 
 from statebackend.errors import UsageError
+from statebackend.types.layout import LAYOUTS, Layout, decimal_layout
 from statebackend.types.records import is_frozen_record, record_field_names
 from statebackend.types.serializer_interface import Serializer
 from statebackend.types.typed import K, Subscriptable, T, V
@@ -33,7 +34,7 @@ class Type(Subscriptable, Generic[T]):
     ('timestamp[us, tz=UTC]', 'struct<_1: int64, _2: string>')
     """
 
-    __slots__ = ("_identity", "arrow", "fixed_width", "is_immutable", "is_key_type", "name")
+    __slots__ = ("_identity", "arrow", "fixed_width", "is_immutable", "is_key_type", "layout", "name")
 
     #: The constructor's name, such as ``"LONG"`` or ``"ROW"``.
     name: str
@@ -45,6 +46,8 @@ class Type(Subscriptable, Generic[T]):
     is_immutable: bool
     #: The Arrow type that files and batches use for it.
     arrow: pa.DataType
+    #: Its row in `statebackend.types.layout`.
+    layout: Layout
     _identity: tuple[Any, ...]
 
     def _set(self, **attributes: Any) -> None:
@@ -85,12 +88,13 @@ class Type(Subscriptable, Generic[T]):
 class PrimitiveType(Type[T]):
     """A type without parameters."""
 
-    __slots__ = ("_ddl",)
-    _ddl: str
+    __slots__ = ()
 
-    def __init__(self, name: str, ddl: str, arrow: pa.DataType, fixed_width: int | None) -> None:
-        self._set(name=name, _ddl=ddl, arrow=arrow, fixed_width=fixed_width, _identity=(name,))
-        self._set(is_key_type=name != "PICKLE", is_immutable=name != "PICKLE")
+    def __init__(self, name: str) -> None:
+        layout = LAYOUTS[name]
+        is_value = layout.family != "object"
+        self._set(name=name, layout=layout, arrow=layout.arrow, fixed_width=layout.width, _identity=(name,))
+        self._set(is_key_type=is_value, is_immutable=is_value)
 
     def __repr__(self) -> str:
         return self.name
@@ -99,29 +103,29 @@ class PrimitiveType(Type[T]):
         return self.name  # the module's constant: there is only one of each
 
     def ddl(self) -> str:
-        return self._ddl
+        return self.layout.ddl[0]
 
     def config(self) -> dict[str, Any]:
         return {"type": self.name.lower()}
 
 
-LONG: PrimitiveType[int] = PrimitiveType("LONG", "bigint", pa.int64(), 8)
-INT: PrimitiveType[int] = PrimitiveType("INT", "int", pa.int32(), 4)
-SHORT: PrimitiveType[int] = PrimitiveType("SHORT", "smallint", pa.int16(), 2)
-BYTE: PrimitiveType[int] = PrimitiveType("BYTE", "tinyint", pa.int8(), 1)
-DOUBLE: PrimitiveType[float] = PrimitiveType("DOUBLE", "double", pa.float64(), 8)
-FLOAT: PrimitiveType[float] = PrimitiveType("FLOAT", "float", pa.float32(), 4)
-BOOL: PrimitiveType[bool] = PrimitiveType("BOOL", "boolean", pa.bool_(), 1)
-STRING: PrimitiveType[str] = PrimitiveType("STRING", "string", pa.string(), None)
-BYTES: PrimitiveType[bytes] = PrimitiveType("BYTES", "binary", pa.binary(), None)
-DATE: PrimitiveType[datetime.date] = PrimitiveType("DATE", "date", pa.date32(), 4)
-TIMESTAMP: PrimitiveType[datetime.datetime] = PrimitiveType(
-    "TIMESTAMP", "timestamp", pa.timestamp("us", tz="UTC"), 8
+LONG: PrimitiveType[int] = PrimitiveType("LONG")
+INT: PrimitiveType[int] = PrimitiveType("INT")
+SHORT: PrimitiveType[int] = PrimitiveType("SHORT")
+BYTE: PrimitiveType[int] = PrimitiveType("BYTE")
+DOUBLE: PrimitiveType[float] = PrimitiveType("DOUBLE")
+FLOAT: PrimitiveType[float] = PrimitiveType("FLOAT")
+BOOL: PrimitiveType[bool] = PrimitiveType("BOOL")
+STRING: PrimitiveType[str] = PrimitiveType("STRING")
+BYTES: PrimitiveType[bytes] = PrimitiveType("BYTES")
+DATE: PrimitiveType[datetime.date] = PrimitiveType("DATE")
+TIMESTAMP: PrimitiveType[datetime.datetime] = PrimitiveType("TIMESTAMP")
+TIMESTAMP_NTZ: PrimitiveType[datetime.datetime] = PrimitiveType("TIMESTAMP_NTZ")
+PICKLE: PrimitiveType[Any] = PrimitiveType("PICKLE")
+#: All of these that can be keys.
+SCALARS = tuple(
+    kind for kind in list(globals().values()) if isinstance(kind, PrimitiveType) and kind.is_key_type
 )
-TIMESTAMP_NTZ: PrimitiveType[datetime.datetime] = PrimitiveType(
-    "TIMESTAMP_NTZ", "timestamp_ntz", pa.timestamp("us"), 8
-)
-PICKLE: PrimitiveType[Any] = PrimitiveType("PICKLE", "binary", pa.binary(), None)
 
 
 class DecimalType(Type[decimal.Decimal]):
@@ -140,9 +144,10 @@ class DecimalType(Type[decimal.Decimal]):
                 detail=f"DECIMAL({precision}, {scale})",
                 hint=f"precision is 1 to {MAX_DECIMAL_PRECISION}, scale 0 to precision",
             )
+        layout = decimal_layout(precision, scale)
         self._set(name="DECIMAL", precision=precision, scale=scale, _identity=("DECIMAL", precision, scale))
-        self._set(is_key_type=True, is_immutable=True, fixed_width=8 if precision <= 18 else 16)
-        self._set(arrow=pa.decimal128(precision, scale))
+        self._set(is_key_type=True, is_immutable=True, fixed_width=layout.width)
+        self._set(layout=layout, arrow=layout.arrow)
 
     def __repr__(self) -> str:
         return f"DECIMAL({self.precision}, {self.scale})"
@@ -151,7 +156,7 @@ class DecimalType(Type[decimal.Decimal]):
         return DecimalType, (self.precision, self.scale)
 
     def ddl(self) -> str:
-        return f"decimal({self.precision},{self.scale})"
+        return self.layout.ddl[0]
 
     def config(self) -> dict[str, Any]:
         return {"type": "decimal", "precision": self.precision, "scale": self.scale}
@@ -166,6 +171,7 @@ class ListType(Type[list[T]]):
     def __init__(self, element: Type[T]) -> None:
         self._set(name="LIST", element=element, _identity=("LIST", element), arrow=pa.list_(element.arrow))
         self._set(is_key_type=False, is_immutable=False, fixed_width=None)
+        self._set(layout=LAYOUTS["LIST"])
 
     def __repr__(self) -> str:
         return f"LIST({self.element!r})"
@@ -199,9 +205,8 @@ class MapType(Type[dict[K, V]], Generic[K, V]):
                 hint="make it a frozen dataclass or a NamedTuple, so that it can be a key of a dict",
             )
         self._set(name="MAP", key=key, value=value, _identity=("MAP", key, value))
-        self._set(
-            is_key_type=False, is_immutable=False, fixed_width=None, arrow=pa.map_(key.arrow, value.arrow)
-        )
+        self._set(is_key_type=False, is_immutable=False, fixed_width=None)
+        self._set(layout=LAYOUTS["MAP"], arrow=pa.map_(key.arrow, value.arrow))
 
     def __repr__(self) -> str:
         return f"MAP({self.key!r}, {self.value!r})"
@@ -239,7 +244,7 @@ class TupleType(Type):
         if not types:
             raise UsageError("a TUPLE needs at least one field type", hint="for example TUPLE(LONG, STRING)")
         self._set(name="TUPLE", types=types, _identity=("TUPLE", types), fixed_width=_composite_width(types))
-        self._set(is_key_type=all(field.is_key_type for field in types))
+        self._set(layout=LAYOUTS["TUPLE"], is_key_type=all(field.is_key_type for field in types))
         self._set(is_immutable=all(field.is_immutable for field in types))
         self._set(arrow=pa.struct([(f"_{i + 1}", field.arrow) for i, field in enumerate(types)]))
 
@@ -277,7 +282,7 @@ class RowType(Type):
             raise UsageError("the name of a field has a lone surrogate, which no file can hold") from None
         self._set(name="ROW", names=names, types=types, record_class=record_class)
         self._set(_identity=("ROW", names, types, record_class), fixed_width=_composite_width(types))
-        self._set(is_key_type=all(field.is_key_type for field in types))
+        self._set(layout=LAYOUTS["ROW"], is_key_type=all(field.is_key_type for field in types))
         self._set(is_immutable=all(field.is_immutable for field in types) and is_frozen_record(record_class))
         self._set(arrow=pa.struct([(name, field.arrow) for name, field in zip(names, types, strict=True)]))
 
@@ -329,6 +334,7 @@ class CustomType(Type):
 
     def __init__(self, serializer: Serializer) -> None:
         self._set(name="CUSTOM", serializer=serializer, arrow=pa.binary(), is_key_type=False)
+        self._set(layout=LAYOUTS["CUSTOM"])
         self._set(is_immutable=serializer.is_immutable, fixed_width=serializer.fixed_width)
         try:
             json.dumps(serializer.config(), sort_keys=True, allow_nan=False)

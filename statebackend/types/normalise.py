@@ -19,7 +19,6 @@ from statebackend.types.model import (
     DecimalType,
     ListType,
     MapType,
-    PrimitiveType,
     RowType,
     TupleType,
     Type,
@@ -39,21 +38,9 @@ _PYTHON: dict[Any, Type] = {
     decimal.Decimal: DecimalType(38, 18),
 }
 
-_SPARK: dict[str, Type] = {
-    "LongType": model.LONG,
-    "IntegerType": model.INT,
-    "ShortType": model.SHORT,
-    "ByteType": model.BYTE,
-    "DoubleType": model.DOUBLE,
-    "FloatType": model.FLOAT,
-    "BooleanType": model.BOOL,
-    "BinaryType": model.BYTES,
-    "DateType": model.DATE,
-    "TimestampType": model.TIMESTAMP,
-    "TimestampNTZType": model.TIMESTAMP_NTZ,
-    "CharType": model.STRING,
-    "VarcharType": model.STRING,
-}
+#: By the name of the class. Texts of other collations than the usual one are refused first.
+_SPARK: dict[str, Type] = {kind.layout.spark: kind for kind in model.SCALARS}
+_SPARK |= {"CharType": model.STRING, "VarcharType": model.STRING}
 
 MAX_DEPTH = 64
 
@@ -169,12 +156,12 @@ def _unknown(spec: Any, hint: str) -> UsageError:
 
 def _of_arrow(arrow: pa.DataType) -> Type:
     """Exact or lossless equivalents only: the user has to widen unsigned integers and half floats."""
-    exact = _ARROW.get(arrow.id)
-    if exact is not None:
-        return exact
     checks = pa.types
     if checks.is_timestamp(arrow):
         return model.TIMESTAMP_NTZ if arrow.tz is None else model.TIMESTAMP
+    exact = _ARROW.get(arrow.id)
+    if exact is not None:
+        return exact
     if checks.is_decimal(arrow):
         return DecimalType(arrow.precision, arrow.scale)
     if checks.is_struct(arrow):
@@ -195,19 +182,10 @@ def _of_arrow(arrow: pa.DataType) -> Type:
 
 
 _ARROW: dict[int, Type] = {
-    pa.int64().id: model.LONG,
-    pa.int32().id: model.INT,
-    pa.int16().id: model.SHORT,
-    pa.int8().id: model.BYTE,
-    pa.float64().id: model.DOUBLE,
-    pa.float32().id: model.FLOAT,
-    pa.bool_().id: model.BOOL,
-    pa.string().id: model.STRING,
+    **{kind.arrow.id: kind for kind in model.SCALARS},
     pa.large_string().id: model.STRING,
-    pa.binary().id: model.BYTES,
     pa.large_binary().id: model.BYTES,
     pa.binary(1).id: model.BYTES,
-    pa.date32().id: model.DATE,
     pa.date64().id: model.DATE,
 }
 for _view, _view_type in (("string_view", model.STRING), ("binary_view", model.BYTES)):
@@ -218,17 +196,15 @@ for _view, _view_type in (("string_view", model.STRING), ("binary_view", model.B
 def _of_spark(spec: Any) -> Type:
     """Spark's `DataType` objects (or their classes), recognised by class name: pyspark is not imported."""
     name = (spec if isinstance(spec, type) else type(spec)).__name__
+    collation = getattr(spec, "collation", "UTF8_BINARY") if name == "StringType" else "UTF8_BINARY"
+    if collation != "UTF8_BINARY" and not isinstance(spec, type):
+        raise UsageError(
+            f"collation {collation} is not supported",
+            code="USAGE.TYPE",
+            hint="only UTF8_BINARY strings have one canonical form",
+        )
     if name in _SPARK:
         return _SPARK[name]
-    if name == "StringType":
-        collation = "UTF8_BINARY" if isinstance(spec, type) else getattr(spec, "collation", "UTF8_BINARY")
-        if collation != "UTF8_BINARY":
-            raise UsageError(
-                f"collation {collation} is not supported",
-                code="USAGE.TYPE",
-                hint="only UTF8_BINARY strings have one canonical form",
-            )
-        return model.STRING
     if name == "DecimalType":
         return DecimalType(10, 0) if isinstance(spec, type) else DecimalType(spec.precision, spec.scale)
     if not isinstance(spec, type):
@@ -244,7 +220,7 @@ def _of_spark(spec: Any) -> Type:
     raise UsageError(f"Spark type {name} is not a type that state can have", code="USAGE.TYPE")
 
 
-_PRIMITIVES = {name.lower(): found for name, found in vars(model).items() if isinstance(found, PrimitiveType)}
+_PRIMITIVES = {kind.name.lower(): kind for kind in (*model.SCALARS, model.PICKLE)}
 
 
 def DECIMAL(precision: int = 10, scale: int = 0) -> DecimalType:

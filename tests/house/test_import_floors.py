@@ -50,7 +50,9 @@ FLOORS = {f"statebackend.{name}".rstrip("."): floor for floor, names in enumerat
 FACES = ("statebackend.types", "statebackend.types.serializers", "statebackend.keys", "statebackend.state")
 
 #: Folders that may import less of the package than their floor allows.
-ONLY = {"statebackend._core": ("statebackend.errors", "statebackend._core")}
+ONLY = {
+    "statebackend._core": ("statebackend.errors", "statebackend.types.layout", "statebackend._core"),
+}
 
 #: The one exception: a core makes its snapshots, which lie above it, and imports them when the first is asked for.
 EXCEPTIONS = {("statebackend._core.tables.state_core", "statebackend._core.snapshots.snapshot_view")}

@@ -20,7 +20,7 @@ import statebackend as sb
 from statebackend import types as t
 from statebackend._core.codecs.row_maker import RowMaker
 from statebackend._core.core_probe import bytes_of_row_key
-from statebackend.columns.codec_choice import key_codec
+from statebackend.columns.codec_choice import key_codec, type_codec
 from statebackend.errors import UsageError
 from statebackend.keys import key_encoder
 from statebackend.runtime import Batch, Job, Task
@@ -122,14 +122,16 @@ def test_a_value_that_python_does_not_have_names_its_column(column: pa.Array, ki
 
 
 def test_buffers_that_are_too_short_are_refused() -> None:
+    number, truth, text = (type_codec(kind) for kind in (t.LONG, t.BOOL, t.STRING))
     for column in (
         [1],
-        ("INT_64", 1, None, None, bytes(16), None, 0),
-        ("INT_64", 0, b"", None, bytes(16), None, 0),
-        ("BOOL", 7, None, None, bytes(1), None, 0),
-        ("STRING", 0, None, bytes(8), b"", None, 0),
-        ("STRING", 0, None, None, b"", None, 0),
-        ("TICKS", 0, None, None, bytes(16), None, 0),
+        (number, 1, None, None, bytes(16)),
+        (number, 0, b"", None, bytes(16)),
+        (truth, 7, None, None, bytes(1)),
+        (text, 0, None, bytes(8), b""),
+        (text, 0, None, None, b""),
+        (type_codec(t.LIST(t.LONG)), 0, None, None, bytes(16)),
+        (None, 0, None, None, bytes(16)),
     ):
         with pytest.raises(UsageError):
             RowMaker(2, tuple, [column], None)

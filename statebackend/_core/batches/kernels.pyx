@@ -43,7 +43,7 @@ from statebackend._core.memory.platform cimport (
     add_i64, claim, hash_int, likely, load_u32, prefetch, prefetch_write, store_u32, unlikely)
 from statebackend._core.tables.state_table cimport StateTable
 from statebackend._core.tables.values cimport (
-    CODE_ANCHOR, CODE_BLOB, CODE_FLOAT, CODE_INT64, CODE_LIST, CODE_OBJECT, CODE_RAW)
+    CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, TYPE_BOOL, TYPE_LONG)
 from statebackend._core.tables.writing cimport put_value, write_bytes, write_value
 from statebackend._core.tables.reductions cimport (
     OP_ALL, OP_APPEND, OP_FIND, OP_GET, OP_READ, OP_REDUCE, OP_REMOVE, OP_SUM, OP_UPDATE,
@@ -1367,9 +1367,9 @@ cdef class BatchCall:
             return FAST_GET
         if self.batch.op == OP_UPDATE:
             return FAST_UPDATE
-        if self.batch.op == OP_SUM and self.batch.code == CODE_INT64:
+        if self.batch.op == OP_SUM and self.batch.code == TYPE_LONG:
             return FAST_SUM
-        if OP_SUM <= self.batch.op <= OP_ALL and self.batch.code <= CODE_FLOAT:
+        if OP_SUM <= self.batch.op <= OP_ALL and self.batch.code < TYPE_BOOL:
             return FAST_REDUCE
         return FAST_NONE
 

@@ -20,7 +20,7 @@ from statebackend._core.tables.map_table cimport MapTable, anchor_ref, hash_map_
 from statebackend._core.memory.platform cimport prefetch, unlikely
 from statebackend._core.tables.reductions cimport OP_BLOCK_READ, OP_BLOCK_WRITE
 from statebackend._core.tables.state_table cimport is_null
-from statebackend._core.tables.values cimport CODE_BLOB, CODE_INT64, CODE_OBJECT
+from statebackend._core.tables.values cimport CODE_BLOB, CODE_OBJECT, TYPE_LONG
 from statebackend._core.tables.writing cimport restamp
 
 from statebackend.errors import UsageError
@@ -191,7 +191,7 @@ cdef object batch_of(MapTable maps, keys, map_keys, MapRows *rows, namespace, no
     cdef BatchCall call = BatchCall(maps.heads, keys, namespace, threads)
     if ttl and not maps.entries.table.layout.has_timestamp:
         raise UsageError("this table has no timestamps")
-    call.set_values(map_keys, CODE_BLOB if maps.entries.table.layout.key_is_blob else CODE_INT64, 8)
+    call.set_values(map_keys, <int>CODE_BLOB if maps.entries.table.layout.key_is_blob else <int>TYPE_LONG, 8)
     if maps.entries.table.layout.key_is_blob:
         rows.offsets, rows.data = call.batch.value_offsets, call.batch.values
         rows.keys = NULL

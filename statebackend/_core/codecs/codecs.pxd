@@ -13,23 +13,14 @@ from statebackend._core.codecs.type_codec cimport TypeCodec
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.tables.state_core cimport StateCore
-from statebackend._core.tables.values cimport (
-    CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT8, CODE_INT16, CODE_INT32, CODE_INT64)
+from statebackend._core.tables.values cimport TYPE_BOOL, TYPE_BYTES
 
 cdef enum ValueForm:
-    # The Python form of a stored value. The layout of the table follows from it.
-    FORM_LONG = CODE_INT64               # to FORM_BOOL: as the codes of tables
-    FORM_INT = CODE_INT32
-    FORM_SHORT = CODE_INT16
-    FORM_BYTE = CODE_INT8
-    FORM_DOUBLE = CODE_DOUBLE
-    FORM_FLOAT = CODE_FLOAT
-    FORM_BOOL = CODE_BOOL
-    FORM_RAW = 8                         # the serializer's bytes, of a fixed width, in the entry
-    FORM_STRING = 9                      # from here to FORM_SERIALIZED: blobs
-    FORM_BYTES = 10
-    FORM_SERIALIZED = 11
-    FORM_OBJECT = 12                     # a reference
+    # The Python form of a stored value: the code of a number, STRING or BYTES, or one of these. The layout of the
+    # table follows from it.
+    FORM_RAW = TYPE_BOOL + 1             # the serializer's bytes, of a fixed width, in the entry
+    FORM_SERIALIZED = TYPE_BYTES + 1     # from TYPE_STRING to here: blobs
+    FORM_OBJECT = TYPE_BYTES + 2         # a reference
 
 cdef enum:
     MAX_STORED = 128                     # bytes of a fixed width that an entry holds; wider values are blobs

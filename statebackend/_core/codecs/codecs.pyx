@@ -5,7 +5,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
-from statebackend._core.codecs.type_codec cimport DAMAGED, ROOM, TYPE_BYTES, Room, TypeCodec, close_room, open_room
+from statebackend._core.codecs.type_codec cimport DAMAGED, ROOM, Room, TypeCodec, close_room, open_room
 from statebackend._core.memory.arena cimport Blob, blob_data
 from statebackend._core.tables.cow_map cimport VALUE_BLOB, VALUE_FIXED, VALUE_OBJECT, CoreKey
 from statebackend._core.key_groups cimport HashPlan
@@ -13,8 +13,10 @@ from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.objects cimport object_at, take_object
 from statebackend._core.tables.state_core cimport StateCore, end_objects
 from statebackend._core.tables.values cimport (
-    MAX_BYTES, blob_of_value, drop_value, load_blob, load_number, long_as_int64, store_number)
+    MAX_BYTES, TYPE_BOOL, TYPE_BYTES, TYPE_DOUBLE, TYPE_STRING, blob_of_value, drop_value, load_blob, load_number,
+    long_as_int64, store_number)
 
+from statebackend._core.tables.state_table import FIXED_CODES
 from statebackend.errors import MemoryLimitError, SerializationError, SerializationTypeError, UsageError
 
 cdef extern from "Python.h":
@@ -28,9 +30,8 @@ cdef extern from "Python.h":
 cdef int64_t EXACT = <int64_t>1 << 53    # a double holds every integer up to here
 
 FORMS = {
-    "long": (FORM_LONG, 8), "int": (FORM_INT, 4), "short": (FORM_SHORT, 2), "byte": (FORM_BYTE, 1),
-    "double": (FORM_DOUBLE, 8), "float": (FORM_FLOAT, 4), "bool": (FORM_BOOL, 1), "string": (FORM_STRING, 8),
-    "bytes": (FORM_BYTES, 8), "serialized": (FORM_SERIALIZED, 8), "object": (FORM_OBJECT, 8)}
+    **FIXED_CODES, "string": (TYPE_STRING, 8), "bytes": (TYPE_BYTES, 8), "serialized": (FORM_SERIALIZED, 8),
+    "object": (FORM_OBJECT, 8)}
 KEY_FORMS = {"string": KEY_STRING, "bytes": KEY_BYTES, "encoded": KEY_ENCODED}
 WIDEST_IN_ENTRY = MAX_STORED
 
@@ -40,7 +41,7 @@ WIDEST_IN_ENTRY = MAX_STORED
 cdef class ValueCodec:
     """Converts values of one role of a state to their stored form and back.
 
-    `form` is one of "long int short byte double float bool string bytes serialized object", or the fixed width of
+    `form` is one of `FORMS`, or the fixed width of
     the serializer's bytes. `typed` is for these and for "serialized", `copy_value` for "object".
 
     >>> from statebackend.types.serializers import serializer_for
@@ -55,7 +56,7 @@ cdef class ValueCodec:
             self.form, self.width, self.layout = FORM_RAW, form, form
         elif form in FORMS:
             self.form, self.width = FORMS[form]
-            self.layout = form if self.form <= FORM_BOOL or self.form == FORM_OBJECT else "bytes"
+            self.layout = form if self.form <= TYPE_BOOL or self.form == FORM_OBJECT else "bytes"
         else:
             raise UsageError("there is no such form of values", detail=repr(form))
         self.serializer = serializer
@@ -70,22 +71,22 @@ cdef class ValueCodec:
         cdef Py_ssize_t length
         cdef const char *data
         cdef int form = self.form
-        if form <= FORM_BOOL:
+        if form <= TYPE_BOOL:
             if likely(store_number(form, value, out)):
                 return 1
-            if form == FORM_DOUBLE and PyLong_CheckExact(value) and long_as_int64(value, &number) and (
+            if form == TYPE_DOUBLE and PyLong_CheckExact(value) and long_as_int64(value, &number) and (
                     -EXACT <= number <= EXACT):
                 (<double *>out)[0] = <double>number
                 return 1
             return 0
-        if form == FORM_STRING:
+        if form == TYPE_STRING:
             if not PyUnicode_CheckExact(value):
                 return 0
             data = PyUnicode_AsUTF8AndSize(value, &length)
             if unlikely(data == NULL):
                 PyErr_Clear()            # a lone surrogate: the serializer raises the proper error
                 return 0
-        elif form == FORM_BYTES:
+        elif form == TYPE_BYTES:
             if not PyBytes_CheckExact(value):
                 return 0
             data = PyBytes_AS_STRING(value)
@@ -150,7 +151,7 @@ cdef class ValueCodec:
 
     cdef int store_bytes(self, StateCore core, bytes data, char *out) except -1:
         """Write the stored form of a value that `serialized` returned. Runs no Python."""
-        if self.form < FORM_STRING:
+        if self.form < TYPE_STRING:
             if unlikely(PyBytes_GET_SIZE(data) != self.width):
                 raise SerializationError("serialize() did not return fixed_width bytes", detail=self.where,
                                          code="SERIALIZATION.LENGTH")
@@ -164,14 +165,14 @@ cdef class ValueCodec:
         cdef Py_ssize_t length
         if value is None:
             self.refuse_none()
-        if self.form == FORM_STRING:
+        if self.form == TYPE_STRING:
             if PyUnicode_CheckExact(value):
                 if PyUnicode_AsUTF8AndSize(value, &length) != NULL:
                     return value
                 PyErr_Clear()
-        elif self.form == FORM_BYTES and PyBytes_CheckExact(value) or self.form == FORM_OBJECT:
+        elif self.form == TYPE_BYTES and PyBytes_CheckExact(value) or self.form == FORM_OBJECT:
             return value
-        elif self.form < FORM_STRING and self.store_native(None, value, scratch):
+        elif self.form < TYPE_STRING and self.store_native(None, value, scratch):
             return value
         return self.serialized(value)
 
@@ -182,7 +183,7 @@ cdef class ValueCodec:
 
     cdef void drop(self, StateCore core, char *stored) noexcept:
         """Drop the references of a stored form that was not put in."""
-        cdef int kind = VALUE_FIXED if self.form < FORM_STRING else VALUE_BLOB
+        cdef int kind = VALUE_FIXED if self.form < TYPE_STRING else VALUE_BLOB
         drop_value(&core.core, VALUE_OBJECT if self.form == FORM_OBJECT else kind, stored)
         end_objects(core)
 
@@ -190,15 +191,15 @@ cdef class ValueCodec:
         """The Python object of a stored value, which is not None. A deserializer may run the user's code."""
         cdef Blob *blob
         cdef int form = self.form
-        if form <= FORM_BOOL:
+        if form <= TYPE_BOOL:
             return load_number(form, value)
-        if form == FORM_STRING:
+        if form == TYPE_STRING:
             blob = (<Blob **>value)[0]
             try:
                 return PyUnicode_DecodeUTF8(blob_data(blob), blob.length, NULL)
             except UnicodeDecodeError:
                 return self.deserialized(blob_data(blob), blob.length)
-        if form == FORM_BYTES:
+        if form == TYPE_BYTES:
             return load_blob(value)
         if form == FORM_OBJECT:
             return object_at(value)

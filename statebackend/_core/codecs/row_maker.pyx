@@ -17,6 +17,9 @@ from libc.string cimport memcpy
 from statebackend._core.codecs.decimals cimport decimal_from_int, int128
 from statebackend._core.codecs.type_codec cimport DAMAGED, TypeCodec
 from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.tables.values cimport (
+    TYPE_BOOL, TYPE_BYTES, TYPE_DECIMAL, TYPE_DOUBLE, TYPE_FLOAT, TYPE_LONG, TYPE_LONG_DECIMAL, TYPE_RECORD,
+    TYPE_STRING, is_integer)
 
 from statebackend.errors import UsageError
 
@@ -57,31 +60,10 @@ cdef extern from *:
     void forget_hash "sb_forget_hash"(PyObject *row) noexcept
     void put_field "sb_put_field"(PyObject *row, Py_ssize_t i, PyObject *value) noexcept
 
-cdef enum Form:
-    OBJECTS = 0                          # a Python list
-    INT_64 = 1
-    INT_32 = 2
-    INT_16 = 3
-    INT_8 = 4
-    DOUBLE = 5
-    FLOAT = 6
-    BOOL = 7
-    STRING = 8
-    BYTES = 9
-    TICKS = 10                           # of a codec, in 64 bits
-    DAYS = 11                            # of a codec, in 32 bits
-    DECIMAL = 12                         # in 128 bits
-
-#: The forms by the names that columns are given with, and the bytes of one value, where it has some.
-FORMS = {
-    "OBJECTS": (OBJECTS, 0), "INT_64": (INT_64, 8), "INT_32": (INT_32, 4), "INT_16": (INT_16, 2), "INT_8": (INT_8, 1),
-    "DOUBLE": (DOUBLE, 8), "FLOAT": (FLOAT, 4), "BOOL": (BOOL, 0), "STRING": (STRING, 0), "BYTES": (BYTES, 0),
-    "TICKS": (TICKS, 8), "DAYS": (DAYS, 4), "DECIMAL": (DECIMAL, 16),
-}
-
 cdef struct ColumnOfRows:
-    int form
-    int scale                            # of a DECIMAL
+    int kind                             # of its codec; 0: a Python list
+    int scale                            # of a DECIMAL, which has 128 bits here
+    int64_t width                        # bytes of one value, where it has some
     const uint8_t *valid                 # NULL: all are
     int64_t first                        # the bit of row 0 in `valid`, and in `data` of BOOL
     const int32_t *ends                  # offsets of row 0
@@ -99,12 +81,13 @@ cdef inline bint is_set(const uint8_t *bits, int64_t at) noexcept:
 cdef class RowMaker:
     """Makes the rows of a record batch of `rows` rows, of `row_class`.
 
-    A column is a list of its values, or a tuple `(form, offset, validity, offsets, data, codec, scale)` with Arrow's
-    buffers, or None where there is none. `unreadable(i)` gives the error for a value of column `i` that Python does not
-    have.
+    A column is a list of its values, or a tuple `(codec, offset, validity, offsets, data)` with Arrow's buffers, or
+    None where there is none. `unreadable(i)` gives the error for a value of column `i` that Python does not have.
 
+    >>> from statebackend.columns.codec_choice import type_codec
+    >>> from statebackend.types import STRING
     >>> ends = b"\\0\\0\\0\\0\\1\\0\\0\\0\\2\\0\\0\\0"
-    >>> list(RowMaker(2, tuple, [[7, 8], ("STRING", 0, None, ends, b"ab", None, 0)], None))
+    >>> list(RowMaker(2, tuple, [[7, 8], (type_codec(STRING), 0, None, ends, b"ab")], None))
     [(7, 'a'), (8, 'b')]
     """
 
@@ -122,10 +105,10 @@ cdef class RowMaker:
         for i in range(n):
             is_list = isinstance(columns[i], list)
             lists.append(columns[i] if is_list else None)
-            codecs.append(None if is_list else columns[i][5])
+            codecs.append(None if is_list else columns[i][0])
             if not is_list:
-                form, offset, valid, ends, data, codec, scale = columns[i]
-                self.open_column(&self.columns[i], form, offset, valid, ends, data, codec, scale)
+                codec, offset, valid, ends, data = columns[i]
+                self.open_column(&self.columns[i], codec, offset, valid, ends, data)
             elif len(columns[i]) < rows:
                 raise UsageError("a column is shorter than its rows are many")
         self.codecs, self.lists = tuple(codecs), tuple(lists)
@@ -133,29 +116,28 @@ cdef class RowMaker:
     def __dealloc__(self):
         free(self.columns)
 
-    cdef int open_column(self, ColumnOfRows *column, str form, int64_t offset, valid, ends, data, TypeCodec codec,
-                         int scale) except -1:
-        cdef int64_t width, size
-        column.form, width = FORMS[form]
-        column.first, column.scale = offset, scale
-        if column.form == OBJECTS or ((column.form == TICKS or column.form == DAYS) and codec is None):
-            raise UsageError("a column has no values, or no codec for them")
+    cdef int open_column(self, ColumnOfRows *column, TypeCodec codec, int64_t offset, valid, ends, data) except -1:
+        cdef int64_t size
+        if codec is None or codec.kind >= TYPE_RECORD or codec.kind == TYPE_DECIMAL:
+            raise UsageError("rows cannot be made from a column of this kind")
+        column.kind, column.scale, column.first = codec.kind, codec.scale, offset
+        column.width = 0 if codec.kind == TYPE_BOOL else codec.width
         if valid is not None:
             column.valid = self.pointer(valid, &size)
             check_size(size, (offset + self.rows + 7) >> 3)
         if ends is not None and self.rows:
             column.ends = <const int32_t *>self.pointer(ends, &size) + offset
             check_size(size, (offset + self.rows + 1) * 4)
-        elif column.form == STRING or column.form == BYTES:
+        elif column.kind == TYPE_STRING or column.kind == TYPE_BYTES:
             check_size(0, self.rows)
         column.data = EMPTY
         if data is not None:
             column.data = self.pointer(data, &column.size)
-        if column.form == BOOL:
+        if column.kind == TYPE_BOOL:
             check_size(column.size, (offset + self.rows + 7) >> 3)
-        elif width:
-            check_size(column.size, (offset + self.rows) * width)
-            column.data += offset * width
+        elif column.width:
+            check_size(column.size, (offset + self.rows) * column.width)
+            column.data += offset * column.width
         return 0
 
     cdef const uint8_t *pointer(self, buffer, int64_t *size) except? NULL:
@@ -185,7 +167,7 @@ cdef class RowMaker:
 
     cdef object value_at(self, Py_ssize_t column, int64_t at):
         cdef ColumnOfRows *c = &self.columns[column]
-        cdef int form = c.form
+        cdef int kind = c.kind
         cdef int32_t start, end, days
         cdef int64_t ticks
         cdef double real
@@ -194,64 +176,64 @@ cdef class RowMaker:
         cdef object value
         if c.valid != NULL and not is_set(c.valid, c.first + at):
             return None
-        if form == INT_64:
+        if kind == TYPE_LONG:
             memcpy(&ticks, c.data + 8 * at, 8)
             return PyLong_FromLongLong(ticks)
-        if form == STRING or form == BYTES:
+        if kind == TYPE_STRING or kind == TYPE_BYTES:
             start, end = c.ends[at], c.ends[at + 1]
             if unlikely(not 0 <= start <= end <= c.size):
                 raise self.unreadable(column)
-            if form == BYTES:
+            if kind == TYPE_BYTES:
                 return PyBytes_FromStringAndSize(<const char *>c.data + start, end - start)
             try:
                 return PyUnicode_DecodeUTF8(<const char *>c.data + start, end - start, NULL)
             except UnicodeDecodeError:
                 raise self.unreadable(column) from None
-        if form == OBJECTS:
+        if kind == 0:
             values = <list>PyTuple_GET_ITEM(self.lists, column)
             if at >= PyList_GET_SIZE(values):
                 raise self.unreadable(column)
             return <object>PyList_GET_ITEM(values, at)
-        if form == DOUBLE:
+        if kind == TYPE_DOUBLE:
             memcpy(&real, c.data + 8 * at, 8)
             return PyFloat_FromDouble(real)
-        if form == FLOAT:
+        if kind == TYPE_FLOAT:
             memcpy(&single, c.data + 4 * at, 4)
             return PyFloat_FromDouble(single)
-        if form == BOOL:
+        if kind == TYPE_BOOL:
             return is_set(c.data, c.first + at)
-        if form == TICKS or form == DAYS:
-            if form == TICKS:
-                memcpy(&ticks, c.data + 8 * at, 8)
-            else:
-                memcpy(&days, c.data + 4 * at, 4)
-                ticks = days
-            value = (<TypeCodec>PyTuple_GET_ITEM(self.codecs, column)).from_integer(ticks)
-            if unlikely(value is DAMAGED):
-                raise self.unreadable(column)
-            return value
-        if form == DECIMAL:
+        if kind == TYPE_LONG_DECIMAL:
             memcpy(&whole, c.data + 16 * at, 16)
             value = decimal_from_int(whole, c.scale)
             if unlikely(value is None):
                 raise self.unreadable(column)
             return value
-        self.integer_at(column, at, &ticks)
-        return PyLong_FromLongLong(ticks)
+        if is_integer(kind):
+            self.integer_at(column, at, &ticks)
+            return PyLong_FromLongLong(ticks)
+        if c.width == 8:
+            memcpy(&ticks, c.data + 8 * at, 8)
+        else:
+            memcpy(&days, c.data + 4 * at, 4)
+            ticks = days
+        value = (<TypeCodec>PyTuple_GET_ITEM(self.codecs, column)).from_integer(ticks)
+        if unlikely(value is DAMAGED):
+            raise self.unreadable(column)
+        return value
 
     cdef bint integer_at(self, Py_ssize_t column, int64_t at, int64_t *number) noexcept:
         """The integer there; False if it is null, or the column is none of integers."""
         cdef ColumnOfRows *c = &self.columns[column]
         cdef int32_t four
         cdef int16_t two
-        if not INT_64 <= c.form <= INT_8 or (c.valid != NULL and not is_set(c.valid, c.first + at)):
+        if not is_integer(c.kind) or (c.valid != NULL and not is_set(c.valid, c.first + at)):
             return False
-        if likely(c.form == INT_64):
+        if likely(c.kind == TYPE_LONG):
             memcpy(number, c.data + 8 * at, 8)
-        elif c.form == INT_32:
+        elif c.width == 4:
             memcpy(&four, c.data + 4 * at, 4)
             number[0] = four
-        elif c.form == INT_16:
+        elif c.width == 2:
             memcpy(&two, c.data + 2 * at, 2)
             number[0] = two
         else:
@@ -261,7 +243,7 @@ cdef class RowMaker:
     cdef int64_t run_at(self, Py_ssize_t column, int64_t at, const char **data) noexcept:
         """The length of the text or bytes there; -1 if they are null, or damaged, or the column has none."""
         cdef ColumnOfRows *c = &self.columns[column]
-        if (c.form != STRING and c.form != BYTES) or self.is_null_at(column, at):
+        if (c.kind != TYPE_STRING and c.kind != TYPE_BYTES) or self.is_null_at(column, at):
             return -1
         if not 0 <= c.ends[at] <= c.ends[at + 1] <= c.size:
             return -1

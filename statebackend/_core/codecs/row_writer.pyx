@@ -14,10 +14,10 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
-from statebackend._core.tables.values cimport long_as_int64
-from statebackend._core.codecs.type_codec cimport (
-    TYPE_DOUBLE, TYPE_LONG, TYPE_LONG_DECIMAL, TYPE_STRING, TypeCodec, close_room, open_room, take_room)
+from statebackend._core.codecs.type_codec cimport TypeCodec, close_room, open_room, take_room
 from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.tables.values cimport (
+    TYPE_DOUBLE, TYPE_LONG, TYPE_LONG_DECIMAL, TYPE_STRING, long_as_int64)
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
@@ -158,10 +158,10 @@ cdef class RowWriter:
 
     >>> from statebackend._core.codecs.type_codec import TypeCodec
     >>> from statebackend.types.serializers import serializer_for
-    >>> writer = RowWriter((TypeCodec("SHORT", serializer_for("smallint")),), ("n",), lambda row: None, None)
+    >>> writer = RowWriter((TypeCodec("BYTE", serializer_for("tinyint")),), ("n",), lambda row: None, None)
     >>> writer.extend([(1,), {"n": 2}])
     >>> writer.count, writer.take()
-    (2, [(b'\\x01\\x01', None, b'\\x01\\x00\\x02\\x00')])
+    (2, [(b'\\x01\\x01', None, b'\\x01\\x02')])
     """
 
     def __init__(self, tuple codecs not None, tuple names not None, fields_of, values_of):

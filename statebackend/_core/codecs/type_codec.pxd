@@ -7,26 +7,6 @@ encoder takes over, from the beginning: its bytes and values are the same, and i
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-cdef enum TypeKind:
-    TYPE_LONG = 1
-    TYPE_INT = 2
-    TYPE_SHORT = 3
-    TYPE_BYTE = 4
-    TYPE_BOOL = 5
-    TYPE_DATE = 6
-    TYPE_TIMESTAMP = 7
-    TYPE_TIMESTAMP_NTZ = 8
-    TYPE_DECIMAL = 9                     # in 64 bits; the kinds up to here are integers
-    TYPE_DOUBLE = 10
-    TYPE_FLOAT = 11
-    TYPE_LONG_DECIMAL = 12               # in 128 bits
-    TYPE_STRING = 13
-    TYPE_BYTES = 14
-    TYPE_RECORD = 15                     # TUPLE and ROW
-    TYPE_LIST = 16
-    TYPE_MAP = 17
-    TYPE_OTHER = 18                      # by a serializer in Python
-
 cdef enum:
     ROOM = 512                           # bytes that need no memory of their own
 
@@ -48,7 +28,7 @@ cdef char *take_room(Room *room, uint64_t n) except NULL
 cdef object DAMAGED                      # what reading returns for bytes that are none of the type's
 
 cdef class TypeCodec:
-    cdef readonly int kind
+    cdef readonly int kind               # a TypeCode
     cdef readonly uint32_t width         # of a value's bytes; 0: they vary, or are none
     cdef bint is_fixed                   # all values have `width`
     cdef readonly tuple parts            # of a LIST: its element; of a MAP: key and value

@@ -19,12 +19,16 @@ from libc.string cimport memcpy, memset
 from statebackend._core.codecs cimport decimals
 from statebackend._core.codecs.decimals cimport decimal_from_int, decimal_to_int, int128
 from statebackend._core.memory.platform cimport hash_bytes, likely, unlikely
-from statebackend._core.tables.values cimport goes_as_tuple, long_as_int64
+from statebackend._core.tables.values cimport (
+    TYPE_BOOL, TYPE_BYTE, TYPE_BYTES, TYPE_DATE, TYPE_DECIMAL, TYPE_DOUBLE, TYPE_FLOAT, TYPE_LIST, TYPE_LONG_DECIMAL,
+    TYPE_MAP, TYPE_OTHER, TYPE_RECORD, TYPE_STRING, TYPE_TIMESTAMP, TYPE_TIMESTAMP_NTZ, goes_as_tuple, is_integer,
+    long_as_int64, stands_for_integer)
 
 import dataclasses
 from decimal import Decimal
 
 from statebackend.errors import SerializationError, UsageError
+from statebackend.types.layout import LAYOUTS
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
@@ -88,11 +92,7 @@ cdef object UTC = get_utc()
 
 DAMAGED = object()
 
-cdef dict KINDS = {
-    "LONG": (TYPE_LONG, 8), "INT": (TYPE_INT, 4), "SHORT": (TYPE_SHORT, 2), "BYTE": (TYPE_BYTE, 1),
-    "BOOL": (TYPE_BOOL, 1), "DATE": (TYPE_DATE, 4), "TIMESTAMP": (TYPE_TIMESTAMP, 8),
-    "TIMESTAMP_NTZ": (TYPE_TIMESTAMP_NTZ, 8), "DOUBLE": (TYPE_DOUBLE, 8), "FLOAT": (TYPE_FLOAT, 4),
-    "STRING": (TYPE_STRING, 0), "BYTES": (TYPE_BYTES, 0), "LIST": (TYPE_LIST, 0), "MAP": (TYPE_MAP, 0)}
+cdef dict KINDS = {name: row.code for name, row in LAYOUTS.items()}
 
 
 # --- room ------------------------------------------------------------------------------------------------------
@@ -213,16 +213,12 @@ cdef class TypeCodec:
         self.precision, self.scale = precision, scale
         self.names, self.record_class, self.reader = names, record_class, reader
         self.is_tuple = record_class is None or issubclass(record_class, tuple)
-        if name in ("TUPLE", "ROW"):
-            self.kind, self.width = TYPE_RECORD, serializer.fixed_width or 0
-        elif name == "DECIMAL" and decimals.tried:
+        if name == "DECIMAL" and decimals.tried:
             self.kind, self.width = (TYPE_DECIMAL, 8) if precision <= 18 else (TYPE_LONG_DECIMAL, 16)
-        elif name in KINDS:
-            self.kind, self.width = KINDS[name]
         else:
-            self.kind, self.width = TYPE_OTHER, serializer.fixed_width or 0
+            self.kind, self.width = KINDS.get(name, TYPE_OTHER), serializer.fixed_width or 0
         self.is_fixed = self.width > 0 or (self.kind == TYPE_OTHER and serializer.fixed_width is not None)
-        if self.kind <= TYPE_BYTE:
+        if is_integer(self.kind):
             self.high = (<int64_t>1 << (8 * self.width - 2)) - 1 + (<int64_t>1 << (8 * self.width - 2))
             self.low = -self.high - 1
         if self.kind == TYPE_MAP:
@@ -264,7 +260,7 @@ cdef class TypeCodec:
         """
         cdef Room room
         cdef int64_t number
-        if self.kind <= TYPE_FLOAT:
+        if self.kind <= TYPE_DECIMAL:
             return number if self.key_number(key, &number) else None
         open_room(&room)
         try:
@@ -304,7 +300,7 @@ cdef class TypeCodec:
         """The key of a canonical form; raises ValueError for one that only the encoder can explain."""
         cdef uint64_t at = 0
         cdef object key
-        if self.kind <= TYPE_FLOAT:
+        if self.kind <= TYPE_DECIMAL:
             key = self.from_key_number(canonical)
         else:
             at = PyBytes_GET_SIZE(<bytes?>canonical)
@@ -329,7 +325,7 @@ cdef class TypeCodec:
         cdef list values = []
         cdef object value
         cdef int128 whole
-        if self.kind > TYPE_DECIMAL and self.kind != TYPE_LONG_DECIMAL:
+        if not stands_for_integer(self.kind) and self.kind != TYPE_LONG_DECIMAL:
             raise UsageError("values of this kind do not come from integers")
         if numbers.shape[0] % words or (nulls is not None and nulls.shape[0] != numbers.shape[0] // words):
             raise UsageError("there must be a number, and what tells nulls, for each value")
@@ -360,7 +356,7 @@ cdef class TypeCodec:
         """
         cdef Py_ssize_t i
         cdef object value
-        if self.kind > TYPE_DECIMAL:
+        if not stands_for_integer(self.kind):
             raise UsageError("values of this kind do not become integers")
         if numbers.shape[0] != len(values) or nulls.shape[0] != len(values):
             raise UsageError("there must be a place for each value")
@@ -438,7 +434,7 @@ cdef class TypeCodec:
         cdef float single
         cdef int128 long_number
         cdef char *out
-        if self.kind <= TYPE_DECIMAL:
+        if likely(stands_for_integer(self.kind)):
             if not self.integer_of(value, &number, runs_python):
                 return 0
             memcpy(take_room(room, self.width), &number, self.width)     # little-endian, so the low bytes
@@ -453,7 +449,7 @@ cdef class TypeCodec:
         if self.is_key:
             real = real + 0.0 if real == real else CANONICAL_NAN         # -0.0 + 0.0 is 0.0
         out = take_room(room, self.width)
-        if self.kind == TYPE_DOUBLE:
+        if likely(self.kind == TYPE_DOUBLE):
             memcpy(out, &real, 8)
         else:
             single = <float>real
@@ -461,7 +457,7 @@ cdef class TypeCodec:
         return 1
 
     cdef int integer_of(self, object value, int64_t *number, bint runs_python) except -1:
-        """The integer that stands for a value."""
+        """The integer that stands for a value, of a type from TYPE_LONG to TYPE_DECIMAL."""
         cdef int128 long_number
         cdef object offset
         cdef int kind = self.kind
@@ -653,7 +649,7 @@ cdef class TypeCodec:
         cdef int kind = self.kind
         if self.is_fixed and length != self.width:
             return DAMAGED
-        if kind <= TYPE_DECIMAL:
+        if stands_for_integer(kind):
             if self.width == 8:
                 memcpy(&number, data, 8)
             elif self.width == 4:
@@ -840,7 +836,7 @@ cdef class TypeCodec:
         cdef double real
         cdef float single
         cdef int32_t bits
-        if self.kind <= TYPE_DECIMAL:
+        if stands_for_integer(self.kind):
             return self.integer_of(value, number, True)
         if self.kind > TYPE_FLOAT or not self.real_of(value, &real):
             return 0
@@ -881,7 +877,7 @@ cdef class TypeCodec:
             take_room(room, 1)[0] = field is not None
             if field is None:
                 continue
-            if part.kind <= TYPE_FLOAT:
+            if part.kind <= TYPE_DECIMAL:
                 if not part.key_number(field, &number):
                     return 0
                 memcpy(take_room(room, 8), &number, 8)
@@ -902,7 +898,7 @@ cdef class TypeCodec:
         cdef double real
         cdef float single
         cdef int32_t bits
-        if self.kind <= TYPE_DECIMAL:
+        if stands_for_integer(self.kind):
             return self.from_integer(number)
         if self.kind == TYPE_DOUBLE:
             memcpy(&real, &number, 8)
@@ -952,7 +948,7 @@ cdef class TypeCodec:
             if data[at[0] - 1] == 0:
                 fields.append(None)
                 continue
-            if part.kind <= TYPE_FLOAT:
+            if part.kind <= TYPE_DECIMAL:
                 if length - at[0] < 8:
                     return DAMAGED
                 memcpy(&number, data + at[0], 8)

@@ -9,9 +9,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy
 
-from statebackend._core.codecs.type_codec cimport (
-    DAMAGED, Room, TYPE_RECORD, TypeCodec, close_room, open_room, take_room)
+from statebackend._core.codecs.type_codec cimport DAMAGED, Room, TypeCodec, close_room, open_room, take_room
 from statebackend._core.memory.byte_rows cimport check_rows, start_of
+from statebackend._core.tables.values cimport TYPE_RECORD
 
 from statebackend.errors import SerializationError, SerializationTypeError
 

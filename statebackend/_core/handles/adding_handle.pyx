@@ -9,8 +9,7 @@ from libc.math cimport sqrt
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
-from statebackend._core.codecs.codecs cimport (
-    FORM_BYTE, FORM_DOUBLE, FORM_OBJECT, MAX_STORED, ValueCodec)
+from statebackend._core.codecs.codecs cimport FORM_OBJECT, MAX_STORED, ValueCodec
 from statebackend._core.handles.single_handle cimport SingleHandle
 from statebackend._core.handles.state_handle cimport AGGREGATES, REDUCES, adding_kind, combined
 from statebackend._core.memory.arena cimport Blob, blob_data, blob_drop
@@ -21,6 +20,7 @@ from statebackend._core.tables.accumulators cimport (
 from statebackend._core.tables.cow_map cimport entry_at, value_of
 from statebackend._core.tables.reductions cimport OP_COUNT, OP_FIRST, load_integer
 from statebackend._core.tables.state_core cimport begin_call, come_out, end_call, end_objects_of_row, go_in
+from statebackend._core.tables.values cimport TYPE_DOUBLE, is_integer
 
 
 cdef class AddingHandle(SingleHandle):
@@ -135,10 +135,9 @@ cdef class AddingHandle(SingleHandle):
         if inputs is None or inputs.form == FORM_OBJECT or not inputs.store_native(self.core, value, stored):
             return 0
         if kind == ADD_AVERAGE or kind == ADD_MOMENTS:
-            if inputs.form <= FORM_BYTE:
-                # The codes of integers equal their forms.
+            if is_integer(inputs.form):
                 real = <double>load_integer(inputs.form, stored)
-            elif inputs.form == FORM_DOUBLE:
+            elif inputs.form == TYPE_DOUBLE:
                 real = (<double *>stored)[0]
             else:
                 real = (<float *>stored)[0]

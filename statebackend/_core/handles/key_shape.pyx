@@ -10,10 +10,10 @@ from libc.string cimport memcpy
 
 from statebackend._core.codecs.codecs cimport KEY_BYTES, KEY_STRING, KeyCodec
 from statebackend._core.codecs.row_maker cimport RowMaker
-from statebackend._core.codecs.type_codec cimport (
-    TYPE_BOOL, TYPE_BYTE, TYPE_BYTES, TYPE_RECORD, TYPE_STRING, TypeCodec)
+from statebackend._core.codecs.type_codec cimport TypeCodec
 from statebackend._core.handles.look_ahead cimport COMING_BYTES
-from statebackend._core.tables.values cimport goes_as_tuple, long_as_int64
+from statebackend._core.tables.values cimport (
+    TYPE_BOOL, TYPE_BYTES, TYPE_RECORD, TYPE_STRING, goes_as_tuple, is_integer, long_as_int64)
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
@@ -41,7 +41,7 @@ cdef void shape_of(KeyCodec codec, KeyShape *shape):
         shape.form = SHAPE_BYTES
     elif codec.typed is not None and codec.typed.kind == TYPE_RECORD and len(codec.typed.parts) <= MOST_PARTS:
         for i, part in enumerate(codec.typed.parts):
-            if part.kind <= TYPE_BYTE:
+            if is_integer(part.kind):
                 shape.parts[i].form = PART_INTEGER
                 shape.parts[i].low, shape.parts[i].high = part.low, part.high
             elif part.kind == TYPE_BOOL:

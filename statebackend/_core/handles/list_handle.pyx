@@ -13,7 +13,7 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from statebackend._core.codecs.codecs cimport FORM_BOOL, MAX_STORED
+from statebackend._core.codecs.codecs cimport MAX_STORED
 from statebackend._core.tables.cow_map cimport (
     CoreKey, CowMap, Entry, ExpiringHead, ListHead, Table, element_timestamp, elements_of, entry_at, key_object,
     live_elements, namespace_of, stamp_element, value_of)
@@ -26,8 +26,8 @@ from statebackend._core.tables.lists cimport (
 from statebackend._core.handles.look_ahead cimport REACH_LIST
 from statebackend._core.handles.state_handle cimport is_dead, time_of
 from statebackend._core.memory.platform cimport unlikely
-from statebackend._core.tables.state_core cimport begin_call, begin_inside, end_call, end_objects
-from statebackend._core.tables.values cimport load_number
+from statebackend._core.tables.state_core cimport begin_call, end_call, end_objects
+from statebackend._core.tables.values cimport TYPE_BOOL, load_number
 
 from statebackend.errors import ClosedError
 
@@ -188,7 +188,7 @@ cdef class ListHandle(Handle):
         cdef uint64_t i
         cdef int form = self.codec.form
         for i in range(n):
-            value = load_number(form, element) if form <= FORM_BOOL else self.codec.load_raw(element)
+            value = load_number(form, element) if form <= TYPE_BOOL else self.codec.load_raw(element)
             Py_INCREF(value)
             PyList_SET_ITEM(found, i, value)
             element += width

@@ -14,7 +14,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from statebackend._core.memory.arena cimport address
-from statebackend._core.codecs.codecs cimport FORM_BOOL, FORM_OBJECT, KEY_NUMBER, MAX_STORED, KeyCodec
+from statebackend._core.codecs.codecs cimport FORM_OBJECT, KEY_NUMBER, MAX_STORED, KeyCodec
 from statebackend._core.tables.cow_map cimport (
     Anchor, CoreKey, CowMap, Entry, Table, Thread, before_operation, entry_at, find, find_stored, hash_key, hash_of,
     hash_stored, key_object, namespace_of, payload_of, thread_of, value_of)
@@ -30,7 +30,7 @@ from statebackend._core.tables.objects cimport object_at
 from statebackend._core.tables.state_core cimport (
     Mark, begin_call, begin_inside, come_out, end_call, end_objects, go_in)
 from statebackend._core.tables.state_table cimport StateTable, is_null
-from statebackend._core.tables.values cimport load_number, long_as_int64, store_number
+from statebackend._core.tables.values cimport TYPE_BOOL, load_number, long_as_int64, store_number
 from statebackend._core.tables.writing cimport restamp, write_value
 
 from statebackend.errors import ClosedError, MemoryLimitError
@@ -242,7 +242,7 @@ cdef class MapHandle(Handle):
             if self.refreshes:
                 self.renew_entry(&inner, &slot)
         if not only_look:
-            if likely(self.codec.form <= FORM_BOOL):
+            if likely(self.codec.form <= TYPE_BOOL):
                 entry = entry_at(self.table.core, slot)
                 if likely(not is_null(entries_here(self), entry)):
                     return load_number(self.codec.form, value_of(entries_here(self), entry))
@@ -338,7 +338,7 @@ cdef class MapHandle(Handle):
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
-        if likely(self.codec.form <= FORM_BOOL and split_number(self, key, &inner)
+        if likely(self.codec.form <= TYPE_BOOL and split_number(self, key, &inner)
                   and store_number(self.codec.form, value, number)):
             now = time_of(self) if self.ttl else 0
             self.put_stored(&inner, self.slot_to_put(&inner, now), number, now)
@@ -671,7 +671,7 @@ cdef class MapIterator:
         self.calls = handle.core.calls
         if self.shown == SHOW_KEYS or is_null(table, entry):
             pass
-        elif likely(handle.codec.form <= FORM_BOOL):
+        elif likely(handle.codec.form <= TYPE_BOOL):
             value = load_number(handle.codec.form, value_of(table, entry))
         else:
             entries = self.entries()

@@ -3,7 +3,7 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from statebackend._core.codecs.codecs cimport FORM_FLOAT, FORM_LONG, FORM_OBJECT, MAX_STORED, ValueCodec
+from statebackend._core.codecs.codecs cimport FORM_OBJECT, MAX_STORED, ValueCodec
 from statebackend._core.tables.cow_map cimport Table, entry_at, payload_of, value_of
 from statebackend._core.tables.expiry cimport is_expired, written_at
 from statebackend._core.handles.base_handle cimport NEVER
@@ -13,6 +13,7 @@ from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.objects cimport object_at
 from statebackend._core.tables.state_core cimport begin_call, come_out, end_call, end_objects, go_in
 from statebackend._core.tables.writing cimport restamp, write_value
+from statebackend._core.tables.values cimport TYPE_FLOAT, TYPE_LONG
 
 
 cdef class SingleHandle(Handle):
@@ -222,7 +223,7 @@ cdef class SingleHandle(Handle):
                 return codec.deserialized(PyBytes_AS_STRING(prepared), PyBytes_GET_SIZE(prepared))
         finally:
             come_out(self.core, entered)
-        if codec.form != FORM_FLOAT:
+        if codec.form != TYPE_FLOAT:
             return value
         codec.store_native(self.core, value, stored)     # rounded to single precision
         return codec.load(stored)
@@ -240,7 +241,7 @@ cdef class ValueHandle(SingleHandle):
     def value(self):
         """Return the value; if there is none, a copy of the default, which may be None. O(1) expected."""
         cdef object value
-        if likely(self.codec.form == FORM_LONG and self.ttl == 0):
+        if likely(self.codec.form == TYPE_LONG and self.ttl == 0):
             if self.stamp != self.core.calls:
                 self.find_here()
             if likely(self.slot != 0):

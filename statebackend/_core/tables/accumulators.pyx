@@ -6,7 +6,7 @@ from libc.stdint cimport uint64_t
 
 from statebackend._core.tables.reductions cimport (
     OP_ALL, OP_ANY, OP_COUNT, OP_FIRST, OP_LAST, OP_MAX, OP_MIN, OP_PRODUCT, OP_SUM)
-from statebackend._core.tables.values cimport CODE_BLOB, CODE_BOOL, CODE_INT64, CODE_RAW
+from statebackend._core.tables.values cimport CODE_BLOB, CODE_RAW, TYPE_BOOL, TYPE_LONG
 
 from statebackend._core.tables.state_table import FIXED_CODES
 from statebackend.errors import UsageError
@@ -21,7 +21,7 @@ ORDERED = ("min", "max", "first", "last")
 cdef class AddPlan:
     """A plan for adding values to stored ones.
 
-    `operation` is a reduction over `number` ("long int short byte double float bool", "decimal" with `digits` up
+    `operation` is a reduction over `number` (one of `FIXED_CODES`, "decimal" with `digits` up
     to 18 or 38, "bytes", or a width for "first" and "last" of any bytes), or "average" or "moments" over doubles.
 
     >>> plan = AddPlan("sum", "short")
@@ -46,7 +46,7 @@ cdef class AddPlan:
         self.adding.op = OPERATIONS[operation]
         if number in FIXED_CODES:
             code, width = FIXED_CODES[number]
-            if ((operation in ("any", "all")) != (code == CODE_BOOL) and operation not in ORDERED
+            if ((operation in ("any", "all")) != (code == TYPE_BOOL) and operation not in ORDERED
                     or operation == "count" and number != "long"):
                 raise self.refuse()
             self.adding.kind = ADD_NUMBER
@@ -57,7 +57,7 @@ cdef class AddPlan:
                 raise self.refuse()
             self.adding.digits = digits
             self.adding.kind = ADD_DECIMAL if digits <= 18 else ADD_WIDE_DECIMAL
-            self.adding.code = CODE_INT64
+            self.adding.code = TYPE_LONG
             self.adding.width = self.value_width = 8 if digits <= 18 else 16
             self.adding.limit = 1
             for _i in range(digits if digits <= 18 else 0):

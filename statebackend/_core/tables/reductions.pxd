@@ -5,7 +5,7 @@ from libc.stdint cimport int8_t, int16_t, int32_t, int64_t
 
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.values cimport (
-    CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT8, CODE_INT16, CODE_INT32, CODE_INT64)
+    TYPE_BOOL, TYPE_BYTE, TYPE_DOUBLE, TYPE_FLOAT, TYPE_INT, TYPE_LONG, TYPE_SHORT)
 
 cdef extern from *:
     """
@@ -39,29 +39,29 @@ cdef inline bint is_write(Operation op) noexcept nogil:
     return op != OP_GET and op != OP_FIND and op != OP_BLOCK_READ
 
 cdef inline int64_t load_integer(int code, const char *value) noexcept nogil:
-    if code == CODE_INT64:
+    if code == TYPE_LONG:
         return (<const int64_t *>value)[0]
-    if code == CODE_INT32:
+    if code == TYPE_INT:
         return (<const int32_t *>value)[0]
-    if code == CODE_INT16:
+    if code == TYPE_SHORT:
         return (<const int16_t *>value)[0]
-    if code == CODE_INT8:
+    if code == TYPE_BYTE:
         return (<const int8_t *>value)[0]
     return value[0] != 0
 
 cdef inline bint store_integer(int code, int64_t number, char *out) noexcept nogil:
     """Store an integer; False if it does not fit the type."""
-    if code == CODE_INT64:
+    if code == TYPE_LONG:
         (<int64_t *>out)[0] = number
         return True
-    if code == CODE_INT32:
+    if code == TYPE_INT:
         (<int32_t *>out)[0] = <int32_t>number
         return number == <int32_t>number
-    if code == CODE_INT16:
+    if code == TYPE_SHORT:
         (<int16_t *>out)[0] = <int16_t>number
         return number == <int16_t>number
     out[0] = <char>number
-    return code == CODE_BOOL or number == <int8_t>number
+    return code == TYPE_BOOL or number == <int8_t>number
 
 cdef inline bint reduce_into(int op, int code, const char *old, const char *value, char *out) noexcept nogil:
     """Set `out` to old (NULL: nothing) reduced with value. False on overflow."""
@@ -71,14 +71,14 @@ cdef inline bint reduce_into(int op, int code, const char *old, const char *valu
         # Counts rows: the value of the row does not matter.
         a = 0 if old == NULL else load_integer(code, old)
         return not add_overflow(a, 1, &b) and store_integer(code, b, out)
-    if code == CODE_DOUBLE or code == CODE_FLOAT:
-        y = (<const double *>value)[0] if code == CODE_DOUBLE else (<const float *>value)[0]
+    if code == TYPE_DOUBLE or code == TYPE_FLOAT:
+        y = (<const double *>value)[0] if code == TYPE_DOUBLE else (<const float *>value)[0]
         if old == NULL:
             y = (y != 0) if op == OP_ANY or op == OP_ALL else y
         else:
-            x = (<const double *>old)[0] if code == CODE_DOUBLE else (<const float *>old)[0]
+            x = (<const double *>old)[0] if code == TYPE_DOUBLE else (<const float *>old)[0]
             y = reduce_double(op, x, y)
-        if code == CODE_DOUBLE:
+        if code == TYPE_DOUBLE:
             (<double *>out)[0] = y
         else:
             (<float *>out)[0] = <float>y

@@ -22,22 +22,20 @@ from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.objects cimport object_at, take_object
 from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.tables.values cimport (
-    CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT8, CODE_INT16, CODE_INT32, CODE_INT64,
-    CODE_LIST, CODE_OBJECT, CODE_RAW, MAX_BYTES, blob_of_value, drop_value, store_number)
+    CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, MAX_BYTES, TYPE_BOOL, TYPE_DOUBLE, TYPE_FLOAT,
+    blob_of_value, drop_value, store_number)
 from statebackend._core.tables.writing cimport write_value
 
 from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
+from statebackend.types.layout import LAYOUTS
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
     bint PyBytes_CheckExact(object o)
 
-FIXED_CODES = {
-    "long": (CODE_INT64, 8), "int": (CODE_INT32, 4), "short": (CODE_INT16, 2), "byte": (CODE_INT8, 1),
-    "double": (CODE_DOUBLE, 8), "float": (CODE_FLOAT, 4), "bool": (CODE_BOOL, 1)}
-DTYPES = {
-    CODE_INT64: "<i8", CODE_INT32: "<i4", CODE_INT16: "<i2", CODE_INT8: "i1", CODE_DOUBLE: "<f8",
-    CODE_FLOAT: "<f4", CODE_BOOL: "?"}
+#: The code and width of numbers, by the names of their types: "long", "short", "double" and so on.
+FIXED_CODES = {name.lower(): (row.code, row.width) for name, row in LAYOUTS.items() if row.is_number}
+DTYPES = {row.code: row.dtype for row in LAYOUTS.values() if row.is_number}
 
 
 def _code_and_width(value):
@@ -52,13 +50,13 @@ def _code_and_width(value):
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 65536:
         return CODE_RAW, VALUE_FIXED, value
     raise UsageError("unknown value layout", detail=repr(value),
-                     hint="use one of 'long int short byte double float bool bytes object' or a number of bytes")
+                     hint=f"use one of '{' '.join(FIXED_CODES)} bytes object' or a number of bytes")
 
 
 cdef class StateTable:
     """One state: keys to values, in one copy-on-write map per key group.
 
-    `key` is "int" (64 bits) or "bytes". `value` is one of "long int short byte double float bool bytes object",
+    `key` is "int" (64 bits) or "bytes". `value` is one of `FIXED_CODES`, "bytes", "object",
     a number of raw bytes, or ("list", one of these). `plan` says how key groups are computed from keys.
     With `nullable`, values may be None.
 
@@ -499,9 +497,9 @@ cdef class StateTable:
 cdef int refuse(object value, int code, uint32_t width) except -1:
     """Raise the error for a value that a table does not take."""
     wanted, name = bytes, "bytes" if code == CODE_BLOB else f"{width} bytes"
-    if code == CODE_DOUBLE or code == CODE_FLOAT:
+    if code == TYPE_DOUBLE or code == TYPE_FLOAT:
         wanted, name = float, "a float"
-    elif code == CODE_BOOL:
+    elif code == TYPE_BOOL:
         wanted, name = bool, "a bool"
     elif code != CODE_RAW and code != CODE_BLOB:
         wanted, name = int, "an int"

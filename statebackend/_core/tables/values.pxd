@@ -59,46 +59,66 @@ cdef extern from *:
 cdef enum:
     MAX_BYTES = 0x7FFFFFFF               # of one key or value
 
+cdef enum TypeCode:
+    # The types of `statebackend.types.layout`; a test compares the numbers.
+    TYPE_DOUBLE = 1                      # from here to TYPE_BOOL: numbers that entries hold as they are
+    TYPE_FLOAT = 2
+    TYPE_LONG = 3                        # from here to TYPE_DECIMAL: values that stand for integers
+    TYPE_INT = 4
+    TYPE_SHORT = 5
+    TYPE_BYTE = 6
+    TYPE_BOOL = 7
+    TYPE_DATE = 8
+    TYPE_TIMESTAMP = 9
+    TYPE_TIMESTAMP_NTZ = 10
+    TYPE_DECIMAL = 11                    # in 64 bits; keys of the types up to here are integers
+    TYPE_LONG_DECIMAL = 12               # in 128 bits
+    TYPE_STRING = 13
+    TYPE_BYTES = 14
+    TYPE_RECORD = 15                     # TUPLE and ROW
+    TYPE_LIST = 16
+    TYPE_MAP = 17
+    TYPE_OTHER = 18                      # by a serializer in Python
+
 cdef enum ValueCode:
-    # The Python form of a table's values; the layout knows their ValueKind only.
+    # The Python form of a table's values: the code of a number, or one of these. The layout knows their ValueKind only.
     CODE_RAW = 0
-    CODE_INT64 = 1
-    CODE_INT32 = 2
-    CODE_INT16 = 3
-    CODE_INT8 = 4
-    CODE_DOUBLE = 5
-    CODE_FLOAT = 6
-    CODE_BOOL = 7                        # the last of the numbers
-    CODE_BLOB = 8
-    CODE_OBJECT = 9
-    CODE_LIST = 10
-    CODE_ANCHOR = 11
+    CODE_BLOB = TYPE_BOOL + 1
+    CODE_OBJECT = TYPE_BOOL + 2
+    CODE_LIST = TYPE_BOOL + 3
+    CODE_ANCHOR = TYPE_BOOL + 4
+
+cdef inline bint is_integer(int code) noexcept nogil:
+    return TYPE_LONG <= code <= TYPE_BYTE
+
+cdef inline bint stands_for_integer(int code) noexcept nogil:
+    return TYPE_LONG <= code <= TYPE_DECIMAL
 
 cdef inline bint store_number(int code, object value, char *out) noexcept:
     """Write the stored form of an exact int, float or bool, whichever the code wants; False if it does not fit."""
     cdef int64_t number
     cdef double real
-    if code <= CODE_INT8:
+    if is_integer(code):
         if not PyLong_CheckExact(value) or not long_as_int64(value, &number):
             return False
-        if likely(code == CODE_INT64):
+        if likely(code == TYPE_LONG):
             (<int64_t *>out)[0] = number
             return True
-        if code == CODE_INT32:
+        if code == TYPE_INT:
             (<int32_t *>out)[0] = <int32_t>number
             return number == <int32_t>number
-        if code == CODE_INT16:
+        if code == TYPE_SHORT:
             (<int16_t *>out)[0] = <int16_t>number
             return number == <int16_t>number
         (<int8_t *>out)[0] = <int8_t>number
         return number == <int8_t>number
-    if code == CODE_BOOL:
+    if code == TYPE_BOOL:
         out[0] = <PyObject *>value == Py_True
         return <PyObject *>value == Py_True or <PyObject *>value == Py_False
     if not PyFloat_CheckExact(value):
         return False
     real = PyFloat_AS_DOUBLE(value)
-    if code == CODE_DOUBLE:
+    if code == TYPE_DOUBLE:
         (<double *>out)[0] = real
         return True
     (<float *>out)[0] = <float>real
@@ -107,17 +127,17 @@ cdef inline bint store_number(int code, object value, char *out) noexcept:
 
 cdef inline object load_number(int code, const char *value):
     """The Python number of a stored one."""
-    if code == CODE_INT64:
+    if code == TYPE_LONG:
         return (<const int64_t *>value)[0]
-    if code == CODE_DOUBLE:
+    if code == TYPE_DOUBLE:
         return (<const double *>value)[0]
-    if code == CODE_INT32:
+    if code == TYPE_INT:
         return (<const int32_t *>value)[0]
-    if code == CODE_BOOL:
+    if code == TYPE_BOOL:
         return value[0] != 0
-    if code == CODE_INT16:
+    if code == TYPE_SHORT:
         return (<const int16_t *>value)[0]
-    if code == CODE_INT8:
+    if code == TYPE_BYTE:
         return (<const int8_t *>value)[0]
     return <double>(<const float *>value)[0]
 

@@ -1,7 +1,7 @@
 """Decides if values stored as one type can be read as another, and makes the conversions.
 
-The rules: a type is read as itself. BYTE, SHORT, INT and LONG widen in this order, FLOAT to DOUBLE, DECIMAL to more
-digits at the same scale. The fields of a ROW match by name: they may be added (old values get None), removed,
+The rules: a type is read as itself. Integers widen to longer ones, FLOAT to DOUBLE, DECIMAL to more digits at the same
+scale. The fields of a ROW match by name: they may be added (old values get None), removed,
 reordered and changed by these rules, as long as one of the old fields remains. Lists, values of maps and fields of
 tuples follow their parts; keys of maps do not change. Everything else is incompatible; PICKLE is compatible only with
 PICKLE.
@@ -36,8 +36,6 @@ from statebackend.types import (
 _AS_IS = Compatibility.AS_IS
 _AFTER_MIGRATION = Compatibility.AFTER_MIGRATION
 _INCOMPATIBLE = Compatibility.INCOMPATIBLE
-
-_INTEGER_ORDER = (types.BYTE, types.SHORT, types.INT, types.LONG)
 
 
 def compatibility(old_config: dict[str, Any], new: Type) -> Compatibility:
@@ -88,11 +86,11 @@ def _compare(old: Type, new: Type) -> Compatibility:
 
 
 def _widens(old: Type, new: Type) -> bool:
-    if old in _INTEGER_ORDER and new in _INTEGER_ORDER:
-        return _INTEGER_ORDER.index(old) < _INTEGER_ORDER.index(new)
     if isinstance(old, DecimalType) and isinstance(new, DecimalType):
         return old.scale == new.scale and old.precision < new.precision
-    return old == types.FLOAT and new == types.DOUBLE
+    if old.layout.family != new.layout.family or old.layout.family not in ("integer", "float"):
+        return False
+    return (old.layout.width or 0) < (new.layout.width or 0)
 
 
 def _fields(row: RowType) -> Iterable[tuple[str, Type]]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from statebackend.errors import SerializationError, StateMigrationError
-from statebackend.types import Compatibility, DecimalType, Serializer, Type, convert, from_config
+from statebackend.types import Compatibility, Serializer, Type, convert, from_config
 from statebackend.types.serializers import migration as rules
 
 _LENGTH = struct.Struct("<I")
@@ -109,63 +109,50 @@ def cut_short(declared_type: Type) -> SerializationError:
 
 
 class _FixedSerializer(TypeSerializer):
-    """Numbers packed by `struct`; ``to_number`` checks and converts, ``from_number`` undoes it."""
+    """Values that are stored as numbers."""
 
-    def __init__(
-        self,
-        declared_type: Type,
-        layout: str,
-        to_number: Callable[[Any], Any],
-        from_number: Callable[[Any], Any] | None = None,
-    ) -> None:
+    def __init__(self, declared_type: Type, canonical: bool) -> None:
         super().__init__(declared_type)
-        self._struct = struct.Struct(layout)
-        self._to_number = to_number
-        self._from_number = from_number
+        layout = declared_type.layout
+        pack = layout.pack
+        self._unpack = None if layout.family in ("integer", "float") else layout.unpack
+        self._struct = struct.Struct(_STRUCTS[layout.dtype])
+        is_changed = canonical and layout.family == "float"
+        self._pack = (lambda value: _canonical(pack(value))) if is_changed else pack
 
     def serialize(self, value: Any) -> bytes:
-        return self._struct.pack(self._to_number(value))
+        return self._struct.pack(self._pack(value))
 
     def deserialize(self, data: bytes) -> Any:
         try:
             (number,) = self._struct.unpack(data)
         except struct.error:
             raise cut_short(self.declared_type) from None
-        return number if self._from_number is None else self._from_number(number)
+        return number if self._unpack is None else self._unpack(number)
 
 
 class _WideDecimalSerializer(TypeSerializer):
     """DECIMAL of more than 18 digits: the unscaled value as 16 bytes, little-endian two's complement."""
 
-    def __init__(self, declared_type: DecimalType) -> None:
-        super().__init__(declared_type)
-        self._unscaled = convert.unscaled_converter(declared_type.precision, declared_type.scale)
-        self._scale = declared_type.scale
-
     def serialize(self, value: Any) -> bytes:
-        return self._unscaled(value).to_bytes(16, "little", signed=True)
+        number: int = self.declared_type.layout.pack(value)
+        return number.to_bytes(16, "little", signed=True)
 
     def deserialize(self, data: bytes) -> Any:
         if len(data) != 16:
             raise cut_short(self.declared_type)
-        return convert.decimal_from_unscaled(int.from_bytes(data, "little", signed=True), self._scale)
+        return self.declared_type.layout.unpack(int.from_bytes(data, "little", signed=True))
 
 
 class _RunSerializer(TypeSerializer):
     """STRING and BYTES: the bytes themselves."""
 
-    def __init__(
-        self, declared_type: Type, write: Callable[[Any], bytes], read: Callable[[bytes], Any]
-    ) -> None:
-        super().__init__(declared_type)
-        self._write = write
-        self._read = read
-
     def serialize(self, value: Any) -> bytes:
-        return self._write(value)
+        data: bytes = self.declared_type.layout.pack(value)
+        return data
 
     def deserialize(self, data: bytes) -> Any:
-        return self._read(data)
+        return self.declared_type.layout.unpack(data)
 
     def copy(self, value: Any) -> Any:
         return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
@@ -215,12 +202,6 @@ def _too_deep(value: Any, done: str) -> SerializationError:
     )
 
 
-def _bool_from_byte(number: int) -> bool:
-    if number > 1:
-        raise SerializationError("a stored BOOL is neither 0 nor 1", code="SERIALIZATION.LENGTH")
-    return number == 1
-
-
 def _canonical(number: float) -> float:
     # -0.0 + 0.0 is 0.0, and every NaN becomes math.nan.
     return number + 0.0 if number == number else _NAN
@@ -228,38 +209,13 @@ def _canonical(number: float) -> float:
 
 def scalar_serializer(declared_type: Type, canonical: bool = False) -> TypeSerializer | None:
     """The serializer of a type without parts, or None; ``canonical`` is for keys: one zero and one NaN."""
-    if isinstance(declared_type, DecimalType):
-        if declared_type.precision > 18:
-            return _WideDecimalSerializer(declared_type)
-        scale = declared_type.scale
-        unscaled = convert.unscaled_converter(declared_type.precision, scale)
-        return _FixedSerializer(
-            declared_type, "<q", unscaled, lambda n: convert.decimal_from_unscaled(n, scale)
-        )
-    name = declared_type.name
-    if name in _INTEGERS:
-        layout, bits = _INTEGERS[name]
-        return _FixedSerializer(declared_type, layout, convert.integer_converter(name, bits))
-    if name in ("DOUBLE", "FLOAT"):
-        to_float = convert.double if name == "DOUBLE" else convert.single
-        layout = "<d" if name == "DOUBLE" else "<f"
-        if canonical:
-            return _FixedSerializer(declared_type, layout, lambda value: _canonical(to_float(value)))
-        return _FixedSerializer(declared_type, layout, to_float)
-    if name in _OTHERS:
-        return _OTHERS[name](declared_type)
-    return None
+    layout = declared_type.layout
+    if layout.dtype:
+        return _FixedSerializer(declared_type, canonical)
+    made: dict[str, Callable[[Type], TypeSerializer]]
+    made = {"decimal": _WideDecimalSerializer, "bytes": _RunSerializer, "object": _PickleSerializer}
+    return made[layout.family](declared_type) if layout.family in made else None
 
 
-_INTEGERS = {"LONG": ("<q", 64), "INT": ("<i", 32), "SHORT": ("<h", 16), "BYTE": ("<b", 8)}
-_OTHERS: dict[str, Callable[[Type], TypeSerializer]] = {
-    "BOOL": lambda t: _FixedSerializer(t, "<B", convert.truth, _bool_from_byte),
-    "DATE": lambda t: _FixedSerializer(t, "<i", convert.days, convert.from_days),
-    "TIMESTAMP": lambda t: _FixedSerializer(t, "<q", convert.microseconds, convert.from_microseconds),
-    "TIMESTAMP_NTZ": lambda t: _FixedSerializer(
-        t, "<q", convert.naive_microseconds, convert.from_naive_microseconds
-    ),
-    "STRING": lambda t: _RunSerializer(t, convert.utf8, convert.text_from_utf8),
-    "BYTES": lambda t: _RunSerializer(t, convert.raw_bytes, bytes),
-    "PICKLE": _PickleSerializer,
-}
+#: How `struct` names what numpy names so.
+_STRUCTS = {"<i8": "<q", "<i4": "<i", "<i2": "<h", "<i1": "<b", "<f8": "<d", "<f4": "<f", "?": "<B"}
