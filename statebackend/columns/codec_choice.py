@@ -27,10 +27,7 @@ from statebackend.errors import SerializationError
 from statebackend.keys import key_encoder
 from statebackend.types import (
     DecimalType,
-    ListType,
-    MapType,
     RowType,
-    TupleType,
     Type,
     record_reader,
     row_class,
@@ -86,27 +83,21 @@ def type_codec(declared: Type) -> TypeCodec:
 @lru_cache(maxsize=4096)
 def _type_codec(declared: Type, is_key: bool) -> TypeCodec:
     serializer = serializer_for(declared)
+    # Keys of maps have one zero and one NaN, and so has whatever is in them.
+    of_key = [is_key or (declared.name == "MAP" and at == 0) for at in range(len(declared.parts))]
+    parts = tuple(map(_type_codec, declared.parts, of_key))
     if isinstance(declared, RowType):
         return TypeCodec(
             "ROW",
             serializer,
-            tuple(_type_codec(part, is_key) for part in declared.types),
+            parts,
             names=declared.names,
             record_class=declared.record_class or row_class(declared.names),
             reader=record_reader(declared.names),
         )
-    if isinstance(declared, TupleType):
-        return TypeCodec("TUPLE", serializer, tuple(_type_codec(part, is_key) for part in declared.types))
-    if isinstance(declared, ListType):
-        return TypeCodec("LIST", serializer, (_type_codec(declared.element, is_key),))
-    if isinstance(declared, MapType):
-        # Keys of maps have one zero and one NaN, and so has whatever is in them.
-        return TypeCodec(
-            "MAP", serializer, (_type_codec(declared.key, True), _type_codec(declared.value, is_key))
-        )
     if isinstance(declared, DecimalType):
         return TypeCodec("DECIMAL", serializer, precision=declared.precision, scale=declared.scale)
-    return TypeCodec(declared.name, serializer, is_key=is_key)
+    return TypeCodec(declared.name, serializer, parts, is_key=is_key)
 
 
 def key_codec(declared: Type) -> KeyCodec:

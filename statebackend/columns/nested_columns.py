@@ -296,24 +296,23 @@ def _is_time_zone(name: str) -> bool:
 
 def _sink(declared: Type, rules: _Rules) -> SinkPart | None:
     width = declared.fixed_width or 0
-    inner: list[tuple[Type, _Rules]] = []
-    if isinstance(declared, (TupleType, RowType)):
+    form: dict[str, Any] | None
+    if declared.parts:
+        is_record = isinstance(declared, (TupleType, RowType))
         if rules.is_canonical and rules.as_python and getattr(declared, "record_class", None) is not None:
             return None  # as keys of a map, the user's class decides which of them are equal
-        form: dict[str, Any] | None = {"form": "RECORD"}
-        inner = [(part, rules) for part in declared.types]
-    elif isinstance(declared, ListType):
-        form, inner = {"form": "LIST"}, [(declared.element, rules)]
-    elif isinstance(declared, MapType):
-        form = {"form": "MAP"}
-        inner = [(declared.key, rules._replace(is_canonical=True)), (declared.value, rules)]
+        form = {"form": "RECORD" if is_record else declared.name}
     else:
         form = _form(declared, rules, _power(declared) if rules.as_python else _unlimited(declared))
         if form is not None and form["form"] not in ("BOOL", "STRING", "BYTES"):
             form["stride"] = declared.arrow.byte_width
     if form is None:
         return None
-    parts = [_sink(*each) for each in inner]
+    is_map = isinstance(declared, MapType)
+    parts = [
+        _sink(part, rules._replace(is_canonical=True) if is_map and at == 0 else rules)
+        for at, part in enumerate(declared.parts)
+    ]
     if any(part is None for part in parts):
         return None
     return SinkPart(**form, width=width, is_canonical=rules.is_canonical, parts=tuple(parts))
@@ -323,14 +322,7 @@ def _arrow_of(part: SinkPart, declared: Type) -> pa.Array:
     arrow = declared.arrow
     count, nulls, blocks = part.take_buffers()
     buffers = [None if block is None else pa.py_buffer(block) for block in blocks]
-    inner: tuple[Type, ...] = ()
-    if isinstance(declared, (TupleType, RowType)):
-        inner = declared.types
-    elif isinstance(declared, ListType):
-        inner = (declared.element,)
-    elif isinstance(declared, MapType):
-        inner = (declared.key, declared.value)
-    children = [_arrow_of(child, each) for child, each in zip(part.parts, inner, strict=True)]
+    children = [_arrow_of(child, each) for child, each in zip(part.parts, declared.parts, strict=True)]
     if isinstance(declared, MapType):
         entries = arrow.field(0).type
         children = [pa.Array.from_buffers(entries, len(children[0]), [None], 0, children=children)]

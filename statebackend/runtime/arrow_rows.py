@@ -32,9 +32,7 @@ from statebackend.types import (
     TIMESTAMP,
     TIMESTAMP_NTZ,
     DecimalType,
-    ListType,
     MapType,
-    PrimitiveType,
     RowType,
     TupleType,
     Type,
@@ -327,16 +325,11 @@ class OutputSchema:
 
 def _is_written(kind: Type) -> bool:
     """Return True if the bytes of state hold each value exactly as the column does, and need no Python to be made."""
-    if isinstance(kind, (RowType, TupleType)):
-        return all(map(_is_written, kind.types))
-    if isinstance(kind, ListType):
-        return _is_written(kind.element)
-    if isinstance(kind, MapType):
-        # Map keys that are one in state may be two in a column.
-        is_plain = isinstance(kind.key, PrimitiveType) and kind.key.layout.family != "float"
-        is_plain = is_plain and kind.key != TIMESTAMP
-        return is_plain and _is_written(kind.key) and _is_written(kind.value)
-    return type_codec(kind).is_compiled
+    if isinstance(kind, MapType) and (
+        kind.key.parts or kind.key.layout.family in ("float", "decimal") or kind.key == TIMESTAMP
+    ):
+        return False  # map keys that are one in state may be two in a column
+    return all(map(_is_written, kind.parts)) if kind.parts else type_codec(kind).is_compiled
 
 
 def _written(kind: Type, taken: tuple[bytes, bytes | None, bytes]) -> pa.Array:

@@ -110,13 +110,7 @@ def from_arrow(column: pa.Array, declared: Type) -> list[Any]:
 
 def has_objects(declared: Type) -> bool:
     """Return True if values of a type are, or hold, objects of PICKLE or of a user's serializer."""
-    if declared.layout.family == "object":
-        return True
-    if isinstance(declared, (TupleType, RowType)):
-        return any(map(has_objects, declared.types))
-    if isinstance(declared, ListType):
-        return has_objects(declared.element)
-    return isinstance(declared, MapType) and has_objects(declared.value)
+    return declared.layout.family == "object" or any(map(has_objects, declared.parts))
 
 
 def _from_arrow(declared: Type, deserializes: bool = False) -> Convert | None:

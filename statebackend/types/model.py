@@ -34,7 +34,9 @@ class Type(Subscriptable, Generic[T]):
     ('timestamp[us, tz=UTC]', 'struct<_1: int64, _2: string>')
     """
 
-    __slots__ = ("_identity", "arrow", "fixed_width", "is_immutable", "is_key_type", "layout", "name")
+    __slots__ = (
+        "_identity", "arrow", "fixed_width", "is_immutable", "is_key_type", "layout", "name", "parts",
+    )  # fmt: skip
 
     #: The constructor's name, such as ``"LONG"`` or ``"ROW"``.
     name: str
@@ -48,6 +50,8 @@ class Type(Subscriptable, Generic[T]):
     arrow: pa.DataType
     #: Its row in `statebackend.types.layout`.
     layout: Layout
+    #: The types within: of a LIST its element, of a MAP its key and value, of a TUPLE or ROW its fields.
+    parts: tuple[Type, ...]
     _identity: tuple[Any, ...]
 
     def _set(self, **attributes: Any) -> None:
@@ -94,7 +98,7 @@ class PrimitiveType(Type[T]):
         layout = LAYOUTS[name]
         is_value = layout.family != "object"
         self._set(name=name, layout=layout, arrow=layout.arrow, fixed_width=layout.width, _identity=(name,))
-        self._set(is_key_type=is_value, is_immutable=is_value)
+        self._set(parts=(), is_key_type=is_value, is_immutable=is_value)
 
     def __repr__(self) -> str:
         return self.name
@@ -147,7 +151,7 @@ class DecimalType(Type[decimal.Decimal]):
         layout = decimal_layout(precision, scale)
         self._set(name="DECIMAL", precision=precision, scale=scale, _identity=("DECIMAL", precision, scale))
         self._set(is_key_type=True, is_immutable=True, fixed_width=layout.width)
-        self._set(layout=layout, arrow=layout.arrow)
+        self._set(layout=layout, parts=(), arrow=layout.arrow)
 
     def __repr__(self) -> str:
         return f"DECIMAL({self.precision}, {self.scale})"
@@ -171,7 +175,7 @@ class ListType(Type[list[T]]):
     def __init__(self, element: Type[T]) -> None:
         self._set(name="LIST", element=element, _identity=("LIST", element), arrow=pa.list_(element.arrow))
         self._set(is_key_type=False, is_immutable=False, fixed_width=None)
-        self._set(layout=LAYOUTS["LIST"])
+        self._set(layout=LAYOUTS["LIST"], parts=(element,))
 
     def __repr__(self) -> str:
         return f"LIST({self.element!r})"
@@ -206,7 +210,7 @@ class MapType(Type[dict[K, V]], Generic[K, V]):
             )
         self._set(name="MAP", key=key, value=value, _identity=("MAP", key, value))
         self._set(is_key_type=False, is_immutable=False, fixed_width=None)
-        self._set(layout=LAYOUTS["MAP"], arrow=pa.map_(key.arrow, value.arrow))
+        self._set(layout=LAYOUTS["MAP"], parts=(key, value), arrow=pa.map_(key.arrow, value.arrow))
 
     def __repr__(self) -> str:
         return f"MAP({self.key!r}, {self.value!r})"
@@ -224,7 +228,7 @@ class MapType(Type[dict[K, V]], Generic[K, V]):
 def _is_hashable(key: Type) -> bool:
     if isinstance(key, RowType) and getattr(key.record_class, "__hash__", True) is None:
         return False
-    return all(map(_is_hashable, getattr(key, "types", ())))
+    return all(map(_is_hashable, key.parts))
 
 
 def _composite_width(types: tuple[Type, ...]) -> int | None:
@@ -245,7 +249,7 @@ class TupleType(Type):
             raise UsageError("a TUPLE needs at least one field type", hint="for example TUPLE(LONG, STRING)")
         self._set(name="TUPLE", types=types, _identity=("TUPLE", types), fixed_width=_composite_width(types))
         self._set(layout=LAYOUTS["TUPLE"], is_key_type=all(field.is_key_type for field in types))
-        self._set(is_immutable=all(field.is_immutable for field in types))
+        self._set(parts=types, is_immutable=all(field.is_immutable for field in types))
         self._set(arrow=pa.struct([(f"_{i + 1}", field.arrow) for i, field in enumerate(types)]))
 
     def __repr__(self) -> str:
@@ -280,7 +284,7 @@ class RowType(Type):
             "".join(names).encode("utf-8")
         except UnicodeEncodeError:
             raise UsageError("the name of a field has a lone surrogate, which no file can hold") from None
-        self._set(name="ROW", names=names, types=types, record_class=record_class)
+        self._set(name="ROW", names=names, types=types, parts=types, record_class=record_class)
         self._set(_identity=("ROW", names, types, record_class), fixed_width=_composite_width(types))
         self._set(layout=LAYOUTS["ROW"], is_key_type=all(field.is_key_type for field in types))
         self._set(is_immutable=all(field.is_immutable for field in types) and is_frozen_record(record_class))
@@ -334,7 +338,7 @@ class CustomType(Type):
 
     def __init__(self, serializer: Serializer) -> None:
         self._set(name="CUSTOM", serializer=serializer, arrow=pa.binary(), is_key_type=False)
-        self._set(layout=LAYOUTS["CUSTOM"])
+        self._set(layout=LAYOUTS["CUSTOM"], parts=())
         self._set(is_immutable=serializer.is_immutable, fixed_width=serializer.fixed_width)
         try:
             json.dumps(serializer.config(), sort_keys=True, allow_nan=False)
