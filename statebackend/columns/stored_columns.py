@@ -31,18 +31,17 @@ from statebackend.keys import (
     Columnar,
     as_columnar,
     byte_runs_of,
-    decimal_words,
+    floats_of,
     ints_of,
-    rescaled_decimals,
+    numpy_of,
     runs_of_list,
+    wide_decimals_of,
 )
 from statebackend.state import to_arrow, to_values
 from statebackend.types import DecimalType, Type
 from statebackend.types.serializers import serializer_for
 
 Array = np.ndarray[Any, Any]
-
-_EXACT_FLOATS = {"DOUBLE": 2**53, "FLOAT": 2**24}
 
 
 class Column(NamedTuple):
@@ -114,11 +113,13 @@ def _whole(column: Columnar, declared: Type) -> Any:
     """The stored form of a column without nulls; None if the plain way must look at each value."""
     layout = declared.layout
     if layout.family == "float":
-        return _floats(column, declared)
+        reals = numpy_of(column, declared)
+        floats = None if reals is None else floats_of(reals, np.dtype(layout.dtype))
+        return None if floats is None else np.ascontiguousarray(floats)
     if layout.family == "bytes":
         return byte_runs_of(column, declared)
     if isinstance(declared, DecimalType) and layout.width == 16:
-        return _wide_decimals(column, declared)
+        return wide_decimals_of(column, declared)
     if not layout.dtype:
         return None
     try:
@@ -134,49 +135,6 @@ def _whole(column: Columnar, declared: Type) -> Any:
 def _bytes_of(values: Array) -> Array:
     """One-dimensional values as rows of bytes."""
     return np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
-
-
-def _floats(column: Columnar, declared: Type) -> Array | None:
-    if isinstance(column, list):
-        if set(map(type, column)) != {float}:
-            return None
-        numbers = np.array(column, dtype=np.float64)
-    elif isinstance(column, pa.Array):
-        if not pa.types.is_floating(column.type) and not pa.types.is_integer(column.type):
-            return None
-        numbers = column.to_numpy(zero_copy_only=False)
-    else:
-        numbers = column
-    if numbers.dtype.kind in "iu":
-        # Beyond this a float does not hold every integer exactly: look at each value.
-        if (
-            int(numbers.min()) < -_EXACT_FLOATS[declared.name]
-            or int(numbers.max()) > _EXACT_FLOATS[declared.name]
-        ):
-            return None
-    elif numbers.dtype.kind != "f":
-        return None
-    with np.errstate(over="ignore", invalid="ignore"):
-        floats: Array = numbers.astype(declared.layout.dtype, copy=False)
-    # A number that rounds to infinity is out of range.
-    if (
-        declared.layout.width == 4
-        and numbers.dtype.itemsize > 4
-        and (np.isinf(floats) & ~np.isinf(numbers)).any()
-    ):
-        return None
-    return np.ascontiguousarray(floats)
-
-
-def _wide_decimals(column: Columnar, declared: DecimalType) -> Array | None:
-    rescaled = rescaled_decimals(column, declared) if isinstance(column, pa.Array) else None
-    if rescaled is None:
-        return None
-    try:
-        rescaled.validate(full=True)  # Arrow does not guarantee that values respect their precision
-    except pa.ArrowInvalid:
-        return None
-    return _bytes_of(decimal_words(rescaled)).reshape(len(column), 16)
 
 
 def _nested(column: Columnar, declared: Type) -> tuple[Any, Array | None]:

@@ -30,17 +30,7 @@ _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 def ints_of(keys: Columnar, declared: Type) -> Int64s | None:
     """Canonical integers of a batch; shares memory with int64 and microsecond columns."""
-    if isinstance(keys, list):
-        wanted = declared.layout.python
-        if not declared.layout.is_number or not keys or set(map(type, keys)) != {wanted}:
-            return None
-        try:
-            keys = np.array(keys, dtype=np.int64 if wanted is int else wanted)
-        except OverflowError:
-            return None
-    elif isinstance(keys, pa.Array):
-        if keys.null_count:
-            return None
+    if isinstance(keys, pa.Array) and not keys.null_count:
         if isinstance(declared, DecimalType):
             return _unscaled(keys, declared)
         if pa.types.is_timestamp(declared.arrow):
@@ -49,12 +39,26 @@ def ints_of(keys: Columnar, declared: Type) -> Int64s | None:
             return _to_microseconds(_values(keys, np.int64), keys.type.unit)
         if declared.name == "DATE":
             return _to_days(keys)
-        is_number = pa.types.is_integer(keys.type) or pa.types.is_floating(keys.type)
-        if not is_number and not pa.types.is_boolean(keys.type):
-            return None
-        keys = keys.to_numpy(zero_copy_only=False)
-    result = _ints_of_numpy(keys, declared)
+    numbers = numpy_of(keys, declared)
+    result = None if numbers is None else _ints_of_numpy(numbers, declared)
     return None if result is None else np.ascontiguousarray(result)
+
+
+def numpy_of(column: Columnar, declared: Type) -> np.ndarray[Any, Any] | None:
+    """A column as numpy's; None for one with nulls, or of anything but numbers."""
+    if isinstance(column, list):
+        wanted = declared.layout.python
+        if not declared.layout.is_number or not column or set(map(type, column)) != {wanted}:
+            return None
+        try:
+            return np.array(column, dtype=np.int64 if wanted is int else wanted)
+        except OverflowError:
+            return None
+    if not isinstance(column, pa.Array):
+        return column
+    checks, kind = pa.types, column.type
+    is_number = checks.is_integer(kind) or checks.is_floating(kind) or checks.is_boolean(kind)
+    return column.to_numpy(zero_copy_only=False) if is_number and not column.null_count else None
 
 
 def _values(array: pa.Array, dtype: Any) -> np.ndarray[Any, Any]:
@@ -76,7 +80,7 @@ def _ints_of_numpy(keys: np.ndarray[Any, Any], declared: Type) -> np.ndarray[Any
     if layout.family == "boolean":
         return keys.astype(np.int64) if kind == "b" else None
     if layout.family == "float":
-        return _float_bits(keys, declared.name) if kind in "iuf" else None
+        return _float_bits(keys, np.dtype(layout.dtype))
     if kind != "M" or np.isnat(keys).any():
         return None
     unit, step = np.datetime_data(keys.dtype)
@@ -96,21 +100,32 @@ def _fitting(keys: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any] | N
     return keys.astype(np.int64, copy=False)
 
 
-def _float_bits(keys: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any] | None:
-    target = np.float64 if name == "DOUBLE" else np.float32
-    if keys.dtype.kind in "iu":
-        exact = 2 ** (53 if name == "DOUBLE" else 24)
-        if len(keys) and (int(keys.min()) < -exact or int(keys.max()) > exact):
+def floats_of(numbers: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+    """Numbers as floats of this type; None if there is one that it cannot hold, or only rounded to it."""
+    if numbers.dtype.kind in "iu":
+        exact = 2 ** (np.finfo(dtype).nmant + 1)
+        if len(numbers) and (int(numbers.min()) < -exact or int(numbers.max()) > exact):
             return None  # beyond this not every integer is held exactly: look at each value
-    with np.errstate(over="ignore", invalid="ignore"):
-        floats: np.ndarray[Any, np.dtype[Any]] = keys.astype(target)
-        np.add(floats, target(0), out=floats)  # -0.0 becomes 0.0; a signalling NaN raises no error
-    if keys.dtype.itemsize > floats.dtype.itemsize and (np.isinf(floats) & ~np.isinf(keys)).any():
+    elif numbers.dtype.kind != "f":
         return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        floats: np.ndarray[Any, Any] = numbers.astype(dtype, copy=False)
+    # A number that rounds to infinity is out of range.
+    narrows = numbers.dtype.itemsize > dtype.itemsize
+    return None if narrows and (np.isinf(floats) & ~np.isinf(numbers)).any() else floats
+
+
+def _float_bits(keys: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+    floats = floats_of(keys, dtype)
+    if floats is None:
+        return None
+    with np.errstate(invalid="ignore"):  # of a signalling NaN
+        floats = np.add(floats, dtype.type(0))  # -0.0 becomes 0.0
     missing = np.isnan(floats)
     if missing.any():
         floats[missing] = np.nan
-    return floats.view(np.int64) if name == "DOUBLE" else floats.view(np.int32).astype(np.int64)
+    bits: np.ndarray[Any, Any] = floats.view(f"i{dtype.itemsize}").astype(np.int64, copy=False)
+    return bits
 
 
 def _to_microseconds(ticks: Int64s, unit: str) -> Int64s | None:
@@ -137,27 +152,35 @@ def _to_days(keys: pa.Array) -> Int64s | None:
     return None
 
 
-def rescaled_decimals(keys: pa.Array, declared: DecimalType) -> pa.Array | None:
+def _rescaled(keys: pa.Array, declared: DecimalType) -> pa.Array | None:
     """Convert a decimal array exactly to the Arrow type of ``declared``; None if that is not possible."""
-    if not pa.types.is_decimal(keys.type):
-        return None
-    if keys.type == declared.arrow:
-        return keys
     try:
-        return keys.cast(declared.arrow)
+        return keys.cast(declared.arrow) if pa.types.is_decimal(keys.type) else None
     except pa.ArrowInvalid:
         return None
 
 
 def _unscaled(keys: pa.Array, declared: DecimalType) -> Int64s | None:
-    rescaled = rescaled_decimals(keys, declared)
+    rescaled = _rescaled(keys, declared)
     if rescaled is None:
         return None
-    words = decimal_words(rescaled)
+    words = _words(rescaled)
     return np.ascontiguousarray(words[:, 0]) if _fit_precision(words, declared.precision) else None
 
 
-def decimal_words(decimals: pa.Array) -> np.ndarray[Any, Any]:
+def wide_decimals_of(keys: Columnar, declared: DecimalType) -> Bytes | None:
+    """The unscaled values of long decimals, rows of 16 bytes; None for a batch that needs the scalar encoder."""
+    rescaled = _rescaled(keys, declared) if isinstance(keys, pa.Array) and not keys.null_count else None
+    if rescaled is None:
+        return None
+    try:
+        rescaled.validate(full=True)  # Arrow does not guarantee that values respect their precision
+    except pa.ArrowInvalid:
+        return None
+    return np.ascontiguousarray(_words(rescaled)).view(np.uint8).reshape(-1, 16)
+
+
+def _words(decimals: pa.Array) -> np.ndarray[Any, Any]:
     """Low and high 64-bit words of a decimal128 array, one row each, sharing its memory."""
     buffer = decimals.buffers()[1]
     if buffer is None or not len(decimals):
@@ -329,16 +352,10 @@ def take_rows(values: Any, rows: np.ndarray[Any, Any]) -> Any:
 
 
 def _wide_decimal_runs(keys: Columnar, declared: DecimalType) -> ByteRuns | None:
-    if not isinstance(keys, pa.Array) or keys.null_count:
+    little_endian = wide_decimals_of(keys, declared)
+    if little_endian is None:
         return None
-    rescaled = rescaled_decimals(keys, declared)
-    if rescaled is None:
-        return None
-    try:
-        rescaled.validate(full=True)
-    except pa.ArrowInvalid:
-        return None
-    big_endian = decimal_words(rescaled).view(np.uint8).reshape(-1, 16)[:, ::-1]
+    big_endian = little_endian[:, ::-1]
     # A leading byte is redundant if it only repeats the sign bit of the byte after it.
     fill = np.where(big_endian[:, :1] >> 7, np.uint8(0xFF), np.uint8(0))
     repeats = (big_endian[:, :-1] == fill) & (big_endian[:, 1:] >> 7 == fill & 1)
