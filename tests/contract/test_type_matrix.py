@@ -1,5 +1,6 @@
 """Every sort of type, in every layout of a column, through every operation that takes or gives values of it.
 
+`tests/types/test_layouts.py` sees to it that the sorts have all types of `statebackend.types.layout`.
 The serializers and the encoders of keys say what must come back. Types within types are random, five deep at most.
 """
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pytest
 from arrow_layouts import LAYOUTS
 from contract.conftest import Keyed, MakeKeyed, assert_same
+from contract.samples import KINDS
 from type_samples import OBJECTS, SORTS, SORTS_OF_KEYS, Sample, keys_of, sample, texts
 
 import statebackend as sb
@@ -158,6 +160,11 @@ class Held:
         self.value = keyed.get_value_state(sb.ValueStateDescriptor("v", declared))
         self.list = keyed.get_list_state(sb.ListStateDescriptor("l", declared))
         self.map = keyed.get_map_state(sb.MapStateDescriptor("m", int, declared))
+        self.added = [
+            (kind, keyed.get_state(kind.descriptor(kind.name, declared)))
+            for kind in KINDS
+            if kind.name in ("reducing", "aggregating")
+        ]
         if self.keys:
             self.keyed_map = keyed.get_map_state(sb.MapStateDescriptor("k", declared, int))
 
@@ -167,6 +174,11 @@ class Held:
             self.keyed.set_current_key(number)
             self.value.update(value)
             self.values[number] = repr(value)
+            for kind, state in self.added:
+                if value is None:
+                    state.clear()
+                else:
+                    kind.write(state, value)
             if value is None:
                 del self.values[number]
                 self.list.clear()
@@ -197,6 +209,8 @@ class Held:
         for number in range(12):
             keyed.set_current_key(number)
             assert repr(self.value.value()) == self.values.get(number, "None")
+            for kind, state in self.added:
+                assert repr(kind.read(state)) == self.values.get(number, "None"), kind.name
             assert texts(self.list.get()) == self.elements.get(number, [])
             assert {place: repr(each) for place, each in self.map.items()} == self.entries.get(number, {})
             assert_same(self.writer, list(self.map), list(self.entries.get(number, {})))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from contract.conftest import Keyed, MakeKeyed
-from contract.samples import KEYS, KINDS, VALUES, Kind, LastAdded, dump, last_of
-from type_samples import SORTS, SORTS_OF_KEYS, WRONG, keys_of, same, sample
+from contract.samples import KEYS, KINDS, Kind, LastAdded, dump, last_of
+from type_samples import SORTS, SORTS_OF_KEYS, WRONG, keys_of, sample
 
 import statebackend as sb
 from statebackend import types as t
@@ -24,19 +24,6 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
 NUMBERS = [t.LONG, t.INT, t.SHORT, t.BYTE, t.DOUBLE, t.FLOAT]
-
-
-@every_kind
-def test_values_of_every_type_come_back(keyed: Keyed, kind: Kind) -> None:
-    for declared, values in VALUES.items():
-        state = keyed.get_state(kind.descriptor(repr(declared), declared))
-        assert same(kind.read(state), kind.nothing)
-        for value in values:
-            kind.write(state, value)
-            assert same(kind.read(state), value), declared
-        state.clear()
-        assert not state.exists()
-        assert same(kind.read(state), kind.nothing)
 
 
 def test_zero_and_nan_keys_are_one(make_keyed: MakeKeyed) -> None:
