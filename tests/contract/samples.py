@@ -35,15 +35,6 @@ KEYS: dict[t.Type, list[Any]] = {
     t.ROW(a=t.DOUBLE, b=t.TUPLE(t.BYTES, t.BOOL)): [(1.0, (b"a", True)), (None, None), (2.0, (None, None))],
 }
 
-#: The same for the types that can only be values.
-VALUES: dict[t.Type, list[Any]] = {
-    **KEYS,
-    t.LIST(t.STRING): [[], ["a", None], ["b"] * 50],
-    t.MAP(t.STRING, t.LONG): [{}, {"b": 1, "a": None}, {"c": 2}],
-    t.LIST(t.ROW(x=t.LONG, y=t.LIST(t.DOUBLE))): [[(1, [1.0, None])], [None], [(None, None)]],
-    t.PICKLE: [{"a": (1, 2)}, [1, [2]], "text"],
-}
-
 
 class Longest(sb.AggregateFunction):
     """The longest text of all, by its length and itself."""
@@ -82,6 +73,9 @@ class Kind(NamedTuple):
     nothing: Any = None
 
 
+#: What folding starts from.
+EMPTY: dict[t.Type, Any] = {t.LONG: 0, t.STRING: "", t.LIST(t.STRING): []}
+
 KINDS = (
     Kind("value", sb.ValueStateDescriptor, lambda s, v: s.update(v), lambda s: s.value()),
     Kind("list", sb.ListStateDescriptor, lambda s, v: s.add(v), lambda s: (s.get() or [None])[-1]),
@@ -105,7 +99,7 @@ KINDS = (
     ),
     Kind(
         "folding",
-        lambda name, declared: sb.FoldingStateDescriptor(name, VALUES[declared][0], last_of, declared),
+        lambda name, declared: sb.FoldingStateDescriptor(name, EMPTY[declared], last_of, declared),
         lambda s, v: s.add(v),
         lambda s: s.get(),
     ),

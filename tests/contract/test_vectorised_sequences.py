@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from contract.conftest import MakeKeyed
-from contract.samples import VALUES, Longest, dump, join, last_of
+from contract.samples import Longest, dump, join, last_of
 
 import statebackend as sb
 from statebackend import types as t
@@ -38,7 +38,7 @@ LAYOUTS: dict[t.Type, list[Any]] = {
     t.ROW(a=t.LONG, b=t.DATE): [(1, None), (None, datetime.date(2024, 2, 29)), (None, None)],
     t.ROW(a=t.STRING): [("x",), (None,)],
     t.LIST(t.INT): [[1, None], []],
-    t.PICKLE: VALUES[t.PICKLE],
+    t.PICKLE: [{"a": (1, 2)}, [1, [2]], "text"],
 }
 KEYS: dict[t.Type, list[Any]] = {
     t.LONG: [0, -1, 5, 2**50],

@@ -16,7 +16,7 @@ from statebackend.columns.codec_choice import type_codec
 from statebackend.keys import key_encoder
 from statebackend.runtime.arrow_rows import OutputSchema, rows_of
 from statebackend.spark.deliveries import spark_schema
-from statebackend.state.reductions import ordering
+from statebackend.state.aggregates import ordering
 from statebackend.types.layout import LAYOUTS, decimal_layout
 from statebackend.types.serializers import serializer_for
 
