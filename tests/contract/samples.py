@@ -74,7 +74,7 @@ class Kind(NamedTuple):
 
 
 #: What folding starts from.
-EMPTY: dict[t.Type, Any] = {t.LONG: 0, t.STRING: "", t.LIST(t.STRING): []}
+EMPTY: dict[t.Type, Any] = {t.LONG: 0, t.INT: 0, t.STRING: "", t.LIST(t.STRING): []}
 
 KINDS = (
     Kind("value", sb.ValueStateDescriptor, lambda s, v: s.update(v), lambda s: s.value()),
