@@ -55,7 +55,7 @@ PROBE_SOURCE = "tests/support/core_probe.pyx"
 FOR_WHEEL = "bdist_wheel" in sys.argv
 
 #: Flags that only one module needs. Every .pyx of the package is compiled.
-OWN_COMPILE_ARGS = {"statebackend._core.batches.kernels": INLINED}
+OWN_COMPILE_ARGS = {"statebackend._core.kernels.batch_kernels": INLINED}
 
 #: The directives of every module, and the only place where one is set.
 DIRECTIVES: dict[str, object] = {

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from statebackend._core.batches import adding_kernels, kernels
 from statebackend._core.core_probe import StateTable
+from statebackend._core.kernels import aggregation_kernels, batch_kernels
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
 
@@ -22,7 +22,7 @@ def keys():
 @pytest.fixture(scope="module")
 def table(keys):
     made = StateTable(StateCore(), value="long")
-    kernels.update_many(made, keys, np.zeros(N, dtype=np.int64))
+    batch_kernels.update_many(made, keys, np.zeros(N, dtype=np.int64))
     return made
 
 
@@ -62,9 +62,11 @@ def test_batch(benchmark, table, keys, operation, threads):
     batch = np.random.default_rng(3).permutation(keys)
     values = np.ones(N, dtype=np.int64)
     run = {
-        "update": lambda: kernels.update_many(table, batch, values, threads=threads),
-        "get": lambda: kernels.get_many(table, batch, threads=threads),
-        "sum": lambda: adding_kernels.add_many(table, batch, values, AddPlan("sum", "long"), threads=threads),
+        "update": lambda: batch_kernels.update_many(table, batch, values, threads=threads),
+        "get": lambda: batch_kernels.get_many(table, batch, threads=threads),
+        "sum": lambda: aggregation_kernels.add_many(
+            table, batch, values, AddPlan("sum", "long"), threads=threads
+        ),
     }[operation]
     rounds(benchmark, run, N)
     assert len(table) == N
@@ -85,10 +87,10 @@ def test_rollback(benchmark, table, keys):
 
     def undo():
         mark = table.owner.mark()
-        kernels.update_many(table, batch, np.full(STEP, 7, dtype=np.int64))
+        batch_kernels.update_many(table, batch, np.full(STEP, 7, dtype=np.int64))
         table.owner.rollback(mark)
         table.owner.release(mark)
 
-    before = kernels.get_many(table, batch)[0]
+    before = batch_kernels.get_many(table, batch)[0]
     rounds(benchmark, undo, STEP)
-    assert (kernels.get_many(table, batch)[0] == before).all()
+    assert (batch_kernels.get_many(table, batch)[0] == before).all()

@@ -43,7 +43,7 @@ FOLDERS = {
 def folders_of(path: str) -> list[str]:
     """The folders of tests for a source file, nearest first.
 
-    >>> folders_of("statebackend/backends/heap/keyed.py")
+    >>> folders_of("statebackend/backends/heap/keyed_backend.py")
     ['heap', 'contract', 'checkpoint']
     """
     part = path.removeprefix("statebackend/")

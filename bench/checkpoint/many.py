@@ -13,9 +13,9 @@ import pyarrow as pa
 import statebackend as sb
 from bench.checkpoint.costs import filled, store_in
 from statebackend.functions import BatchProcessFunction
+from statebackend.runtime.batch_identity import BatchSource
+from statebackend.runtime.batch_progress import Stopwatch
 from statebackend.runtime.job import Job
-from statebackend.runtime.origin import Incoming
-from statebackend.runtime.progress import Stopwatch
 from statebackend.runtime.runner import Runner
 
 
@@ -50,7 +50,7 @@ def states(count: int, samples: int, folder: str | None) -> dict[str, float]:
             for batch_id in range(1 + 10 * samples):
                 table = pa.table({"key": [1], "value": [batch_id]})
                 start, processor = time.perf_counter(), time.process_time()
-                runner.run(batch_id, Incoming(lambda table=table: table), Stopwatch())
+                runner.run(batch_id, BatchSource(lambda table=table: table), Stopwatch())
                 if batch_id:
                     taken["one"].append(1e3 * (time.perf_counter() - start))
                     taken["processor"].append(1e3 * (time.process_time() - processor))

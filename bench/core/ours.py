@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.flink.keys import round_order
-from statebackend._core.batches import adding_kernels, expiring_kernels, kernels
+from statebackend._core.kernels import aggregation_kernels, batch_kernels, ttl_kernels
 from statebackend._core.snapshots.snapshot_view import SnapshotView
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
@@ -69,7 +69,7 @@ def filled(
     core = StateCore()
     table = StateTable(core, key="bytes" if strings else "int", value="long", max_parallelism=key_groups)
     values = np.arange(len(keys), dtype=np.int64)
-    kernels.update_many(table, string_keys(keys) if strings else keys, values, threads=threads)
+    batch_kernels.update_many(table, string_keys(keys) if strings else keys, values, threads=threads)
     return core, table, values
 
 
@@ -86,7 +86,7 @@ def map_operations(
         core = StateCore()
         table = StateTable(core, key="bytes" if strings else "int", value="long", max_parallelism=key_groups)
         begin = time.perf_counter()
-        kernels.update_many(table, batch, values, threads=threads)
+        batch_kernels.update_many(table, batch, values, threads=threads)
         seconds.append(time.perf_counter() - begin)
         assert len(table) == n
 
@@ -96,15 +96,17 @@ def map_operations(
     result["add"] = n / statistics.median(seconds[WARMUP_ROUNDS:]) / 1e6
 
     core, table, values = filled(keys, key_groups=key_groups, strings=strings, threads=threads)
-    result["update"] = n / rounds.time(lambda b: kernels.update_many(table, b, values, threads=threads)) / 1e6
-    result["get"] = n / rounds.time(lambda b: kernels.get_many(table, b, threads=threads)) / 1e6
-    got, found = kernels.get_many(table, rounds.batch(WARMUP_ROUNDS + samples - 1), threads=threads)
+    result["update"] = (
+        n / rounds.time(lambda b: batch_kernels.update_many(table, b, values, threads=threads)) / 1e6
+    )
+    result["get"] = n / rounds.time(lambda b: batch_kernels.get_many(table, b, threads=threads)) / 1e6
+    got, found = batch_kernels.get_many(table, rounds.batch(WARMUP_ROUNDS + samples - 1), threads=threads)
     assert found.all()
     assert (got == values).all()
     result["transform"] = (
         n
         / rounds.time(
-            lambda b: adding_kernels.add_many(table, b, values, AddPlan("sum", "long"), threads=threads)
+            lambda b: aggregation_kernels.add_many(table, b, values, AddPlan("sum", "long"), threads=threads)
         )
         / 1e6
     )
@@ -125,7 +127,7 @@ def with_ttl_and_nulls(
     nulls = np.random.default_rng(3).random(n) < null_share
     total, last = AddPlan("sum", "long"), AddPlan("last", 8)
     expiring = StateTable(StateCore(), value="long", timestamps=True, max_parallelism=key_groups)
-    kernels.update_many(expiring, keys, values, timestamp=1, threads=threads)
+    batch_kernels.update_many(expiring, keys, values, timestamp=1, threads=threads)
     time_to_live: dict[str, int] = {"ttl": 100, "threads": threads}
 
     def speed(operation: Callable[[Any], object]) -> float:
@@ -133,26 +135,28 @@ def with_ttl_and_nulls(
 
     result = {
         "update, ttl": speed(
-            lambda b: kernels.update_many(expiring, b, values, timestamp=2, threads=threads)
+            lambda b: batch_kernels.update_many(expiring, b, values, timestamp=2, threads=threads)
         ),
-        "get, ttl": speed(lambda b: expiring_kernels.read_many(expiring, b, now=3, **time_to_live)),
+        "get, ttl": speed(lambda b: ttl_kernels.read_many(expiring, b, now=3, **time_to_live)),
         "get that renews, ttl": speed(
-            lambda b: expiring_kernels.read_many(expiring, b, now=3, renews=True, **time_to_live)
+            lambda b: ttl_kernels.read_many(expiring, b, now=3, renews=True, **time_to_live)
         ),
     }
     batch = rounds.batch(WARMUP_ROUNDS + samples)
-    kernels.update_many(expiring, batch, values, timestamp=2, threads=threads)
-    got, found = expiring_kernels.read_many(expiring, batch, now=3, **time_to_live)
+    batch_kernels.update_many(expiring, batch, values, timestamp=2, threads=threads)
+    got, found = ttl_kernels.read_many(expiring, batch, now=3, **time_to_live)
     assert found.all()
     assert (got == values).all()
     result["transform, ttl"] = speed(
-        lambda b: adding_kernels.add_many(expiring, b, values, total, timestamp=3, **time_to_live)
+        lambda b: aggregation_kernels.add_many(expiring, b, values, total, timestamp=3, **time_to_live)
     )
     assert len(expiring) == n
     table = filled(keys, key_groups=key_groups, threads=threads)[1]
     for name, plan in (("update", last), ("transform", total)):
         result[f"{name}, {null_share:.0%} nulls"] = speed(
-            lambda b, plan=plan: adding_kernels.add_many(table, b, values, plan, nulls=nulls, threads=threads)
+            lambda b, plan=plan: aggregation_kernels.add_many(
+                table, b, values, plan, nulls=nulls, threads=threads
+            )
         )
         assert len(table) == n - nulls.sum()
     return result
@@ -168,7 +172,7 @@ def add_in_batches(
         table = StateTable(StateCore(), value="long", max_parallelism=key_groups)
         begin = time.perf_counter()
         for part in parts:
-            kernels.update_many(table, part, part, threads=threads)
+            batch_kernels.update_many(table, part, part, threads=threads)
         seconds.append(time.perf_counter() - begin)
         assert len(table) == len(keys)
     return len(keys) / statistics.median(seconds[WARMUP_ROUNDS:]) / 1e6
@@ -184,7 +188,7 @@ def _under_snapshot(
         copied = table.metrics()["copied_entries"]
         view = core.snapshot()
         begin = time.perf_counter()
-        kernels.update_many(table, batch, values, threads=threads)
+        batch_kernels.update_many(table, batch, values, threads=threads)
         seconds.append(time.perf_counter() - begin)
         assert table.metrics()["copied_entries"] - copied >= len(values)
         view.release()
@@ -205,7 +209,7 @@ def bytes_per_entry(keys: Int64Array, key_groups: int = 128) -> dict[str, float]
     step = max(1, len(keys) // 400)
     for at in range(0, len(keys), step):
         part = keys[at : at + step]
-        kernels.update_many(table, part, part)
+        batch_kernels.update_many(table, part, part)
         core.advance(1 << 30)
         usage = core.arena.usage()
         resident = (usage["used_bytes"] + usage["spare_bytes"] - base) / len(table)
@@ -219,14 +223,14 @@ def bytes_after_many_rows_a_key(rows: int, keys: int, key_groups: int = 128) -> 
     core = StateCore()
     table = StateTable(core, value="long", max_parallelism=key_groups)
     batch = np.random.default_rng(1).integers(0, keys, rows)
-    adding_kernels.add_many(table, batch, np.ones(rows, dtype=np.int64), AddPlan("sum", "long"))
+    aggregation_kernels.add_many(table, batch, np.ones(rows, dtype=np.int64), AddPlan("sum", "long"))
     return float(core.arena.usage()["run_bytes"] / len(table))
 
 
 def bytes_after_removal(keys: Int64Array, left: int, key_groups: int = 128) -> float:
     """How many times as much runs take after all but `left` entries were removed as a table with just those."""
     core, table, _ = filled(keys, key_groups=key_groups)
-    kernels.remove_many(table, keys[left:])
+    batch_kernels.remove_many(table, keys[left:])
     while core.advance(1 << 20):
         pass
     fresh = filled(keys[:left], key_groups=key_groups)[0]
@@ -286,7 +290,7 @@ def snapshot_pause(n: int, states: int, key_groups: int, samples: int) -> dict[s
     per_table = n // states
     keys = np.random.default_rng(1).permutation(per_table).astype(np.int64)
     for table in tables:
-        kernels.update_many(table, keys, keys)
+        batch_kernels.update_many(table, keys, keys)
     rng = np.random.default_rng(2)
     batches = [keys[rng.integers(0, per_table, 100_000)] for _ in range(50)]
     values = rng.integers(-(1 << 62), 1 << 62, 100_000)
@@ -297,7 +301,7 @@ def snapshot_pause(n: int, states: int, key_groups: int, samples: int) -> dict[s
         """Mean seconds of a batch; every batch goes to the next table, with the next of the 50 batches of rows."""
         begin = time.perf_counter()
         for i in itertools.islice(numbers, count):
-            kernels.update_many(tables[i % states], batches[i % len(batches)], values)
+            batch_kernels.update_many(tables[i % states], batches[i % len(batches)], values)
         return (time.perf_counter() - begin) / count
 
     run(50)
@@ -362,12 +366,12 @@ def mark_cost(n: int, rows: int, samples: int) -> dict[str, float]:
     for _ in range(samples):
         batch = keys[rng.integers(0, n, rows)]
         begin = time.perf_counter()
-        kernels.update_many(table, batch, values)
+        batch_kernels.update_many(table, batch, values)
         plain.append(time.perf_counter() - begin)
         batch = keys[rng.integers(0, n, rows)]
         mark = core.mark()
         begin = time.perf_counter()
-        kernels.update_many(table, batch, values)
+        batch_kernels.update_many(table, batch, values)
         marked.append(time.perf_counter() - begin)
         core.release(mark)
     return {

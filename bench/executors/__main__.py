@@ -41,17 +41,17 @@ import statebackend as sb
 from bench.common.report import Report
 from bench.executors.hosts import Hosts, count_rows
 from statebackend.checkpoint.files import PosixFiles
-from statebackend.cluster.cutting import TaskSurvey
+from statebackend.cluster.cluster_execution import ClusterExecution, Engine
 from statebackend.cluster.host import HostPlan
-from statebackend.cluster.options import HostOptions
-from statebackend.cluster.pieces import PieceSum
-from statebackend.cluster.scattered_execution import Engine, ScatteredExecution
-from statebackend.cluster.sending import ScatterPlan, TaskReport
+from statebackend.cluster.host_options import HostOptions
+from statebackend.cluster.shuffle_partitioner import TaskSurvey
+from statebackend.cluster.shuffle_pieces import PieceSum
+from statebackend.cluster.shuffle_sender import ShufflePlan, TaskReport
 from statebackend.cluster.wire import Listener, connect
 from statebackend.functions import map_with_state
-from statebackend.runtime import Incoming, Job, Runner
-from statebackend.runtime.origin import Identity
-from statebackend.runtime.progress import Stopwatch
+from statebackend.runtime import BatchSource, Job, Runner
+from statebackend.runtime.batch_identity import Identity
+from statebackend.runtime.batch_progress import Stopwatch
 from statebackend.types import of
 
 #: What the driver does at the store.
@@ -109,10 +109,10 @@ class Simulated(Engine):
     def probe(self, addresses: Sequence[tuple[str, int]], secret: bytes, limit: float) -> None:
         pass
 
-    def schema(self, incoming: Incoming) -> pa.Schema:
+    def schema(self, incoming: BatchSource) -> pa.Schema:
         return pa.schema([("user", pa.string())])
 
-    def scatter(self, incoming: Incoming, plan: ScatterPlan) -> list[TaskReport]:
+    def scatter(self, incoming: BatchSource, plan: ShufflePlan) -> list[TaskReport]:
         for _ in plan.addresses:
             self._hosts.written.get(timeout=120)
         sums = {number: PieceSum(100, 10_000, number) for number in range(len(plan.addresses))}
@@ -168,12 +168,12 @@ def simulate(hosts: int, args: argparse.Namespace, folder: str) -> dict[str, flo
     engine = Simulated(args.tasks)
     committed: list[float] = []
 
-    class Watched(ScatteredExecution):
+    class Watched(ClusterExecution):
         def committed(self, batch_id: int) -> None:
             with timed(committed):
                 super().committed(batch_id)
 
-    def execution(*arguments: Any, **named: Any) -> ScatteredExecution:
+    def execution(*arguments: Any, **named: Any) -> ClusterExecution:
         options = HostOptions(start_timeout=300, silence=300)
         return Watched(*arguments, **named, engine=engine, parallelism=hosts, options=options, memory=1 << 20)
 
@@ -186,7 +186,7 @@ def simulate(hosts: int, args: argparse.Namespace, folder: str) -> dict[str, flo
         files.latency = args.latency / 1000
         for batch in range(args.warmup + args.batches):
             watch, before, computed = Stopwatch(), SlowFiles.count, time.process_time()
-            incoming = Incoming(lambda: None, Identity({"batch": batch}), source=None)  # type: ignore[arg-type, return-value]
+            incoming = BatchSource(lambda: None, Identity({"batch": batch}), source=None)  # type: ignore[arg-type, return-value]
             with timed(figures["batch"]):
                 runner.run(batch, incoming, watch)
             took = watch.durations()

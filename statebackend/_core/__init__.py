@@ -4,7 +4,7 @@ The rooms, from the ground up. A module imports from the rooms below its own and
 a core makes its own snapshots, so it loads `snapshots` late.
 
     +----------------+-----------------+------------------------+
-    |  snapshots     |  batches        |  handles               |
+    |  snapshots     |  kernels        |  handles               |
     |  a reader's    |  many keys in   |  one record at a time: |
     |  side; changes |  one call, no   |  the current key, and  |
     |  since a mark  |  GIL, threads   |  a class per state     |
@@ -33,18 +33,18 @@ One update, from the handle to the map:
     backend.set_current_key(key)     KeyContext converts and hashes the key once, for all states, and increments
                                      `StateCore.calls`: handles forget the slots that they remember
     value.update(5)                  ValueHandle, in `handles/single_handle.pyx`
-      find_here                      in `handles/base_handle.pyx`: picks the table of the namespace and the map of the
+      find_here                      in `handles/table_handle.pyx`: picks the table of the namespace and the map of the
                                      key group, lets a growing map move a few entries, and finds the slot; skipped
                                      while the slot is remembered
       codec.store                    makes the stored form; what no codec knows goes through its serializer
-      write_value                    in `tables/writing.pxd`: makes the entry, or clones it if a snapshot needs it and
-                                     journals it if a mark does; then the stored form goes in, and the time of now,
+      write_value                    in `tables/entry_update.pxd`: makes the entry, or clones it if a snapshot needs it
+                                     and journals it if a mark does; then the stored form goes in, and the time of now,
                                      where values expire
 
 Everything that can run out of memory comes before the change, and the change cannot fail. So an operation that raises
 has changed nothing.
 
-One batch, through `batches/kernels.pyx`:
+One batch, through `kernels/batch_kernels.pyx`:
 
     count      every lane (a thread) takes a range of rows and computes their key groups
     scatter    every lane orders its rows by key group; rows of one group keep their order
@@ -68,14 +68,14 @@ Three words that come up everywhere:
 Where something new goes:
 
     a value type    Usually nothing here changes: a type with a serializer is stored as its bytes. For a native form,
-                    add a FORM_ and its two conversions to `codecs/codecs.pyx`; for another number, a code and
+                    add a FORM_ and its two conversions to `codecs/key_value_codecs.pyx`; for another number, a code and
                     the conversions to `tables/values.pxd`. Only a value that owns memory in a new way needs a
                     ValueKind in `cow_map.pxd`, with its cases in `payload_ref`, `payload_drop` and `put_value`.
     a handle        A module in `handles`, with a class that derives from `Handle`, or from `SingleHandle` if there is
                     one value for a key; `handles/__init__.py` lists the modules. The heap backend then gives it a face
                     of its own in `backends/heap`.
-    a kernel        A module in `batches`, with a `BlockFunction`: it takes up to 32 rows and their maps. Sorting,
-                    threads and undoing come from `BatchCall`; see `kernels.pxd`.
+    a kernel        A module in `kernels`, with a `BlockFunction`: it takes up to 32 rows and their maps. Sorting,
+                    threads and undoing come from `BatchCall`; see `batch_kernels.pxd`.
 
 Each new module needs a line in the table MODULES of `setup.py`. What is used once per record and needed by other
 modules is a `cdef inline` in a `.pxd`.

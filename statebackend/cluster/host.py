@@ -42,19 +42,19 @@ from statebackend._version import __version__
 from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, StoredFile
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
-from statebackend.cluster import reaching
+from statebackend.cluster import store_probe
 from statebackend.cluster.failures import described
 from statebackend.cluster.host_files import FilesWithCopies, HostFiles, folder_of_copies
-from statebackend.cluster.pieces import PieceSum, Tag, Try
-from statebackend.cluster.sending import TASKS_LINK
-from statebackend.cluster.staging import StagedRows, Staging, pieces_of
+from statebackend.cluster.shuffle_pieces import Attempt, PieceId, PieceSum
+from statebackend.cluster.shuffle_sender import TASKS_LINK
+from statebackend.cluster.shuffle_staging import PieceStaging, StagedRows, pieces_of
 from statebackend.cluster.wire import Link, LinkClosed, LinkError, Listener, Message, connect
 from statebackend.errors import ClosedError, HostError, StateBackendError, StoreError, UsageError
 from statebackend.keys import range_for
-from statebackend.runtime.batches import Batch, BatchInPieces, Survey
-from statebackend.runtime.execution import LocalExecution, Ran
+from statebackend.runtime.batch_progress import Stopwatch
+from statebackend.runtime.batch_rows import Batch, ChunkedBatch, Survey
+from statebackend.runtime.execution import BatchResult, LocalExecution
 from statebackend.runtime.job import Job
-from statebackend.runtime.progress import Stopwatch
 from statebackend.types import Type
 
 _log = logging.getLogger(__name__)
@@ -164,9 +164,9 @@ class Host:
     ) -> None:
         self._plan = plan
         self._attempt, self._executor, self._place = attempt, executor, place
-        self._staging = Staging(memory=plan.memory, quota=plan.quota, folder=folder)
+        self._staging = PieceStaging(memory=plan.memory, quota=plan.quota, folder=folder)
         #: The try whose rows may come; None while none may.
-        self._expected: Try | None = None
+        self._expected: Attempt | None = None
         self._copies: FilesWithCopies | None = None
         self._store, self._writer = plan.store, plan.writer
         if plan.has_copies:
@@ -174,7 +174,7 @@ class Host:
         self._files = HostFiles(self._writer)
         self._execution: LocalExecution | None = None
         #: The batch that has run and is neither committed nor taken back, and what it gave.
-        self._ran: tuple[int, Ran] | None = None
+        self._ran: tuple[int, BatchResult] | None = None
         #: The checkpoint whose state it has; None before the first.
         self._at: int | None = None
         #: What the driver asks, in order; None is the end.
@@ -291,7 +291,7 @@ class Host:
 
     def _restore(self, message: Message) -> dict[str, Any]:
         plan, header = self._plan, message.header
-        reaching.check_token(plan.writer, header["token"], "the driver")
+        store_probe.check_token(plan.writer, header["token"], "the driver")
         newest = None if header["checkpoint"] is None else self._store.open(header["checkpoint"])
         source = newest or plan.source
         began = time.perf_counter()
@@ -312,10 +312,10 @@ class Host:
         )
         self._at = header["checkpoint"]
         seconds = time.perf_counter() - began
-        return {"seconds": seconds, "token": reaching.leave_token(plan.writer)}
+        return {"seconds": seconds, "token": store_probe.leave_token(plan.writer)}
 
-    def _try_of(self, message: Message) -> Try:
-        return Try(self._plan.writer.epoch, message.header["batch"], message.header["attempt"])
+    def _try_of(self, message: Message) -> Attempt:
+        return Attempt(self._plan.writer.epoch, message.header["batch"], message.header["attempt"])
 
     def _expect(self, message: Message) -> dict[str, Any]:
         self._expected = self._try_of(message)
@@ -361,9 +361,9 @@ class Host:
             "durations": watch.durations(),
         }
 
-    def _staged(self, of_try: Try, tasks: list[dict[str, Any]]) -> StagedRows:
+    def _staged(self, of_try: Attempt, tasks: list[dict[str, Any]]) -> StagedRows:
         """The pieces that the driver names, which must be what the tasks have sent."""
-        tags = [Tag(*of_try, each["task"]) for each in tasks]
+        tags = [PieceId(*of_try, each["task"]) for each in tasks]
         sums = [PieceSum(*each["sums"]) for each in tasks]
         try:
             staged = self._staging.taken(tags, sums=sums)
@@ -373,14 +373,14 @@ class Host:
         self._staging.drop(*of_try)
         return staged
 
-    def _batch(self, staged: StagedRows, message: Message, of_batch: ExitStack) -> Batch | BatchInPieces:
+    def _batch(self, staged: StagedRows, message: Message, of_batch: ExitStack) -> Batch | ChunkedBatch:
         header, plan = message.header, self._plan
         job = plan.job
         schema = pa.ipc.read_schema(pa.py_buffer(message.body))
         survey = Survey(header["after"], header["told"])
         pieces = pieces_of(staged, job, plan.key_type, plan.parallelism, schema, plan.memory // 4)
         if pieces is not None:
-            return BatchInPieces(
+            return ChunkedBatch(
                 job,
                 of_batch.enter_context(pieces),
                 watermark=header["before"],
@@ -436,7 +436,7 @@ class Host:
         if role != TASKS_LINK:
             return
         header, schema = link.receive(_TASK_PAUSE)
-        tag = Tag(header["epoch"], header["batch"], header["attempt"], header["task"])
+        tag = PieceId(header["epoch"], header["batch"], header["attempt"], header["task"])
         why_not = self._why_not(tag)
         if why_not is not None:
             link.send("refused", why=why_not)
@@ -459,7 +459,7 @@ class Host:
             raise
         link.send("staged", sums=list(sums))
 
-    def _why_not(self, tag: Tag) -> str | None:
+    def _why_not(self, tag: PieceId) -> str | None:
         if tag.epoch != self._plan.writer.epoch:
             return f"epoch {tag.epoch} is not that of this host, {self._plan.writer.epoch}"
         return None if tag.of_try == self._expected else f"{tag.of_try} is not expected"
@@ -482,7 +482,7 @@ class Host:
                 self._copies.close()
 
 
-def _files_of(ran: Ran) -> list[StoredFile]:
+def _files_of(ran: BatchResult) -> list[StoredFile]:
     of_state = [file for snapshot in ran.snapshots for file in snapshot.files]
     return [*of_state, *(file for files in ran.outputs.values() for file in files)]
 

@@ -30,10 +30,10 @@ from collections.abc import Callable, Iterable
 import pyarrow as pa
 
 from statebackend.checkpoint import DataWriter, StoredFile
-from statebackend.checkpoint.files.interface import Buffer, FileSink, StoreFiles
-from statebackend.checkpoint.keyed.rows import NATIVE
+from statebackend.checkpoint.files.store_files import BytesLike, FileSink, StoreFiles
+from statebackend.checkpoint.keyed.row_source import NATIVE
 from statebackend.checkpoint.store.sealed import crc32c
-from statebackend.cluster.staging import is_alive
+from statebackend.cluster.shuffle_staging import is_alive
 
 _log = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ class _Copying(FileSink):
         except OSError as error:
             self._give_up(error)
 
-    def write(self, data: Buffer) -> None:
+    def write(self, data: BytesLike) -> None:
         self._sink.write(data)
         if self._file is None:
             return

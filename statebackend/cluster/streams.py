@@ -46,7 +46,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 10, "TCP
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
-class Buffer(Protocol):
+class BytesLike(Protocol):
     """An object whose bytes lie in one place, such as bytes, memoryviews and Arrow's buffers."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -122,7 +122,7 @@ class Stream:
         finally:
             self._leave()
 
-    def write(self, pieces: Iterable[Buffer], patience: float | None = None) -> None:
+    def write(self, pieces: Iterable[BytesLike], patience: float | None = None) -> None:
         """Write all of it, pieces unjoined. `TimeoutError` if the peer takes nothing for ``patience`` seconds.
 
         After an error, any part may have been sent.
@@ -220,7 +220,7 @@ class Stream:
         return _lost(error, place(self.peer))
 
 
-def flat(data: Buffer) -> memoryview:
+def flat(data: BytesLike) -> memoryview:
     """The bytes of an object as they lie; `TypeError` if they do not lie in one place.
 
     >>> flat(memoryview(b"abcd").cast("i")).nbytes

@@ -50,11 +50,11 @@ from statebackend.cluster.handshake import (
     check_secret,
     prove_to_peer,
 )
-from statebackend.cluster.streams import Buffer, LinkClosed, LinkError, Stream, WireError, flat, place
+from statebackend.cluster.streams import BytesLike, LinkClosed, LinkError, Stream, WireError, flat, place
 from statebackend.errors import UsageError
 
 __all__ = [
-    "Buffer",
+    "BytesLike",
     "Link",
     "LinkClosed",
     "LinkError",
@@ -112,7 +112,7 @@ class Link:
     def __repr__(self) -> str:
         return f"<link to {place(self.peer)}>"
 
-    def send(self, op: str, body: Buffer | Sequence[Buffer] = (), /, **header: Any) -> None:
+    def send(self, op: str, body: BytesLike | Sequence[BytesLike] = (), /, **header: Any) -> None:
         """Send one frame; return when the system has taken it. Blocks while the peer does not read.
 
         Several buffers are one body, and are not copied. Frames of several threads do not mix: one waits for another.
@@ -264,7 +264,7 @@ def connect(address: tuple[str, int], secret: bytes, *, role: str, timeout: floa
     return Link(stream)
 
 
-def _frame(op: str, body: Buffer | Sequence[Buffer], header: dict[str, Any]) -> Iterable[Buffer]:
+def _frame(op: str, body: BytesLike | Sequence[BytesLike], header: dict[str, Any]) -> Iterable[BytesLike]:
     """The pieces of a frame, everything about them checked."""
     if "op" in header:
         raise UsageError("a frame has one op, its first argument", detail=f"op {op}")
@@ -290,7 +290,7 @@ def _frame(op: str, body: Buffer | Sequence[Buffer], header: dict[str, Any]) -> 
     return [_PREFIX.pack(_MAGIC, len(head), length), head, *pieces]
 
 
-def _buffers(body: Buffer | Sequence[Buffer]) -> Iterable[Buffer]:
+def _buffers(body: BytesLike | Sequence[BytesLike]) -> Iterable[BytesLike]:
     try:
         # Whatever is a buffer is one, though bytes and arrays are sequences too.
         return [memoryview(body)]  # type: ignore[arg-type]
@@ -352,7 +352,7 @@ class Listener:
         #: Threads that have nothing left to do but end.
         self._ended: list[threading.Thread] = []
         #: The codes of refusals that the log has as warnings; others like them are for debugging.
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         with ExitStack() as made:
             self._socket = made.enter_context(_bound(bind, ports))
             self.address: tuple[str, int] = self._socket.getsockname()[:2]
@@ -499,8 +499,8 @@ class Listener:
     def _tell(self, kind: str, what: str) -> None:
         """A warning for the first of its kind: peers may not fill the log."""
         with self._lock:
-            level = logging.DEBUG if kind in self._told else logging.WARNING
-            self._told.add(kind)
+            level = logging.DEBUG if kind in self._warned else logging.WARNING
+            self._warned.add(kind)
         _log.log(level, "%s: %s", self, what)
 
     def _thread_name(self, what: str) -> str:

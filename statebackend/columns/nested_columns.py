@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statebackend._core.codecs.nested_reading import SinkPart, read_values
-from statebackend._core.codecs.nested_writing import SourcePart, write_keys, write_values
-from statebackend.columns.codec_choice import type_codec
+from statebackend._core.codecs.nested_reader import SinkPart, read_values
+from statebackend._core.codecs.nested_writer import SourcePart, write_keys, write_values
+from statebackend.columns.codec_factory import type_codec
 from statebackend.keys import KeyEncoder, as_columnar, without_dictionary
 from statebackend.types import DecimalType, ListType, MapType, RowType, TupleType, Type
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from statebackend.columns.codec_choice import type_codec, value_form
+from statebackend.columns.codec_factory import type_codec, value_form
 from statebackend.columns.nested_columns import arrow_of_stored, stored_runs
 from statebackend.errors import SerializationError, SerializationTypeError
 from statebackend.keys import (

@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from statebackend._core.handles.row_loop import Output
 
 
-class At(NamedTuple):
+class BatchPosition(NamedTuple):
     """Where a job is in a batch: at a row or a timer of this time, or at none."""
 
     timestamp: int | None
 
 
-NOWHERE = At(None)
+NOWHERE = BatchPosition(None)
 
 
 def no_event_time(what: str, *, detail: str | None = None, hint: str = "") -> UsageError:
@@ -190,7 +190,7 @@ class FunctionContext:
         #: The id of the running batch.
         self.batch_id: int = 0
         #: What is at hand between rows and timers, and for every row of a job without event time.
-        self._nowhere: At | NoEventTime = NOWHERE if has_event_time else NoEventTime()
+        self._nowhere: BatchPosition | NoEventTime = NOWHERE if has_event_time else NoEventTime()
         #: The row or timer at hand: anything with a ``timestamp``.
         self._at: Any = self._nowhere
         self._keys: pa.Array | None = None

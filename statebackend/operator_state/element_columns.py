@@ -109,7 +109,7 @@ class ElementBytes:
 
     def __init__(self, declared: Type) -> None:
         # Importing the library loads nothing compiled.
-        from statebackend.columns.codec_choice import type_codec
+        from statebackend.columns.codec_factory import type_codec
 
         self._type = declared
         self._serialize = serializer_for(declared).serialize
@@ -142,7 +142,7 @@ class CanonicalKeys:
     """Converts keys of a type by its compiled codec, and by the encoder what only that can judge."""
 
     def __init__(self, declared: Type) -> None:
-        from statebackend.columns.codec_choice import type_codec
+        from statebackend.columns.codec_factory import type_codec
 
         self.encoder = key_encoder(declared)
         codec = type_codec(declared)

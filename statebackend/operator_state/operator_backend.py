@@ -30,9 +30,9 @@ from statebackend.operator_state.redistribution import (
     redistribute,
 )
 from statebackend.state import (
+    BackendMark,
     ListStateDescriptor,
     MapStateDescriptor,
-    Mark,
     MarkStack,
     StateDescriptor,
 )
@@ -291,7 +291,7 @@ class OperatorStateBackend:
 
     # --- marks ---
 
-    def mark(self) -> Mark:
+    def mark(self) -> BackendMark:
         """Open a point to roll back to. O(number of states).
 
         >>> OperatorStateBackend().mark()
@@ -301,7 +301,7 @@ class OperatorStateBackend:
         with self._alone():
             return self._marks.open({name: state.keep() for name, state in self._states.items()})
 
-    def rollback(self, mark: Mark) -> None:
+    def rollback(self, mark: BackendMark) -> None:
         """Return all states to their contents at ``mark``; rules as for keyed backends. O(number of states).
 
         A state that was first asked for since then gets its restored contents, or none.
@@ -315,7 +315,7 @@ class OperatorStateBackend:
             for name, state in self._states.items():
                 state.put_back(kept.get(name))
 
-    def release(self, mark: Mark) -> None:
+    def release(self, mark: BackendMark) -> None:
         """Give up the possibility to roll back to ``mark``. Idempotent.
 
         >>> backend = OperatorStateBackend()

@@ -32,7 +32,12 @@ from statebackend.checkpoint.format import (
     read_data_file,
     write_data_file,
 )
-from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState, reading_part
+from statebackend.checkpoint.store.savepoint_folder import (
+    Savepoint,
+    SavepointPart,
+    SavepointState,
+    reading_part,
+)
 from statebackend.checkpoint.store.sealed import JsonObject, integer
 from statebackend.errors import CorruptCheckpointError, SerializationError, UsageError
 from statebackend.operator_state.element_columns import column_type, to_bytes, to_column
@@ -234,7 +239,7 @@ def _config(mode: str, types: dict[str, Any]) -> dict[str, Any]:
     return {"kind": "map" if mode == BROADCAST else "list", "types": types, "ttl": False}
 
 
-def _read_state(savepoint: Savepoint, part: SavepointPart, state: StoredState) -> dict[str, Any]:
+def _read_state(savepoint: Savepoint, part: SavepointPart, state: SavepointState) -> dict[str, Any]:
     mode, types = state.described.get("kind"), state.described.get("types")
     roles = type_roles(str(mode))
     if (
@@ -274,7 +279,7 @@ def restored_contents(checkpoint: Checkpoint, subtask_index: int, parallelism: i
     if not snapshots:
         return {}
     with ExitStack() as opened:
-        saved = [_Saved(checkpoint, snapshot, opened) for snapshot in snapshots]
+        saved = [_InstanceSnapshot(checkpoint, snapshot, opened) for snapshot in snapshots]
         share = redistribute(_numbered(saved), parallelism)[subtask_index]
         return {name: _filled(name, state, saved) for name, state in share.items()}
 
@@ -292,7 +297,7 @@ def operator_snapshots(checkpoint: Checkpoint) -> list[StateSnapshot]:
     return found
 
 
-class _Saved:
+class _InstanceSnapshot:
     """The snapshot of one instance, with its file open."""
 
     def __init__(self, checkpoint: Checkpoint, snapshot: StateSnapshot, opened: ExitStack) -> None:
@@ -356,7 +361,7 @@ class _Saved:
         )
 
 
-def _numbered(saved: list[_Saved]) -> list[OperatorContents]:
+def _numbered(saved: list[_InstanceSnapshot]) -> list[OperatorContents]:
     """The contents of the old instances, with numbers in place of the elements, which are not read yet.
 
     Elements of a state are numbered across all instances; the entries of a broadcast state are the number of the
@@ -376,7 +381,7 @@ def _numbered(saved: list[_Saved]) -> list[OperatorContents]:
     return numbered
 
 
-def _filled(name: str, state: dict[str, Any], saved: list[_Saved]) -> dict[str, Any]:
+def _filled(name: str, state: dict[str, Any], saved: list[_InstanceSnapshot]) -> dict[str, Any]:
     if state["mode"] == BROADCAST:
         source = saved[state["entries"]]
         entries: list[Any] = []

@@ -23,7 +23,7 @@ from statebackend._core.codecs.decimals import in_use
 from statebackend._core.codecs.row_maker import RowMaker
 from statebackend._core.codecs.row_writer import RowWriter
 from statebackend._core.codecs.type_codec import TypeCodec
-from statebackend.columns.codec_choice import type_codec
+from statebackend.columns.codec_factory import type_codec
 from statebackend.columns.stored_columns import arrow_column
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
 from statebackend.state import check_values, to_chunks

@@ -7,7 +7,7 @@
 >>> time = BatchTime(job, clock)
 >>> time.begin()
 BatchTimes(now=7000, clock=7000, watermark=None, idle=None)
->>> time.committed = Times(8000, 4500)
+>>> time.committed = CheckpointTimes(8000, 4500)
 >>> time.begin()
 BatchTimes(now=8000, clock=7000, watermark=4500, idle=None)
 """
@@ -20,15 +20,15 @@ from typing import NamedTuple
 from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import UsageError
+from statebackend.runtime.batch_identity import BatchRecord
 from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.job import Job
-from statebackend.runtime.origin import Origin
 from statebackend.state import clocks
 
 _log = logging.getLogger(__name__)
 
 
-class Times(NamedTuple):
+class CheckpointTimes(NamedTuple):
     """The times of a committed batch; None for one that it does not have."""
 
     now: int | None = None
@@ -56,7 +56,7 @@ class BatchTime:
     >>> from statebackend.functions import map_with_state
     >>> job = Job(map_with_state(lambda row, n: (None, n), int), key="user")
     >>> BatchTime(job, None).committed
-    Times(now=None, watermark=None, rows_at=None)
+    CheckpointTimes(now=None, watermark=None, rows_at=None)
     """
 
     def __init__(self, job: Job, clock: clocks.Clock | None, store: CheckpointStore | None = None) -> None:
@@ -65,15 +65,15 @@ class BatchTime:
         self._clock = clocks.checked_clock(clock)
         self._told_behind = False
         #: The times of the newest committed batch, or of what the job began with.
-        self.committed = Times()
+        self.committed = CheckpointTimes()
 
     def begin_with(self, source: Checkpoint | Savepoint | None) -> None:
         """Go on from the times of a checkpoint or savepoint; None: of nothing."""
         if source is None:
-            self.committed = Times()
+            self.committed = CheckpointTimes()
             return
-        origin = Origin.of(source.manifest) if isinstance(source, Checkpoint) else Origin()
-        self.committed = Times(source.now, source.watermark, origin.rows_at)
+        origin = BatchRecord.of(source.manifest) if isinstance(source, Checkpoint) else BatchRecord()
+        self.committed = CheckpointTimes(source.now, source.watermark, origin.rows_at)
         if self._job.event_time is not None and origin.time == "clock":
             _log.warning(
                 "event_time= is turned on for a job with processing time: its states and timers in processing time "
@@ -94,17 +94,17 @@ class BatchTime:
         looked = now if planned_at is None else min(now, planned_at)
         return BatchTimes(now, clock, watermark, self._idle_watermark(looked))
 
-    def after(self, begun: BatchTimes, times: RowTimes | None) -> Times:
+    def after(self, begun: BatchTimes, times: RowTimes | None) -> CheckpointTimes:
         """The times to commit with a batch whose rows had these times."""
         if times is None:
             # A job that goes by the clock alone keeps the watermark, should it get event time again.
-            return Times(begun.now, begun.watermark)
+            return CheckpointTimes(begun.now, begun.watermark)
         rows_at = None
         if self._job.event_time is not None and self._job.event_time.idle_after is not None:
             # What was not noted before begins now.
             is_known = not times.told and self.committed.rows_at is not None
             rows_at = self.committed.rows_at if is_known else begun.now
-        return Times(begun.now, times.after, rows_at)
+        return CheckpointTimes(begun.now, times.after, rows_at)
 
     def _idle_watermark(self, now: int) -> int | None:
         event_time, since = self._job.event_time, self.committed.rows_at

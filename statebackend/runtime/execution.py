@@ -18,18 +18,18 @@ from statebackend.checkpoint import Checkpoint, Snapshot, StateSnapshot, StoredF
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import UsageError
 from statebackend.keys import KeyGroupRange
+from statebackend.runtime.batch_identity import BatchSource, Identity, rows_identity
+from statebackend.runtime.batch_progress import Figures, Stopwatch, sizes, storable
+from statebackend.runtime.batch_rows import Batch, ChunkedBatch
 from statebackend.runtime.batch_time import BatchTimes
-from statebackend.runtime.batches import Batch, BatchInPieces
 from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.job import Job
-from statebackend.runtime.origin import Identity, Incoming, rows_identity
 from statebackend.runtime.output import OutputFiles
-from statebackend.runtime.progress import Figures, Stopwatch, sizes, storable
 from statebackend.runtime.task import SnapshotTargets, Task
 from statebackend.types import Type
 
 
-class Ran(NamedTuple):
+class BatchResult(NamedTuple):
     """A batch that has run: its files are written, and no checkpoint names them yet."""
 
     snapshots: list[StateSnapshot]
@@ -39,10 +39,10 @@ class Ran(NamedTuple):
     figures: Figures
 
 
-class Outcome(NamedTuple):
+class CommitRequest(NamedTuple):
     """What there is to commit of a batch that has run."""
 
-    ran: Ran
+    ran: BatchResult
     #: What tells its rows from others.
     identity: Identity
     #: The watermarks before and after it; None in a job without event time.
@@ -53,7 +53,7 @@ class Execution(ABC):
     """Runs the batches of a job. After `run`, `committed` ends the batch, or `close` does if the commit has failed."""
 
     @abstractmethod
-    def run(self, batch_id: int, incoming: Incoming, begun: BatchTimes, watch: Stopwatch) -> Outcome:
+    def run(self, batch_id: int, incoming: BatchSource, begun: BatchTimes, watch: Stopwatch) -> CommitRequest:
         """Run the function over a batch and write its files. If anything raises, state is as it was before."""
 
     @abstractmethod
@@ -98,17 +98,17 @@ class LocalExecution(Execution):
             key_group_range=key_group_range,
         )
 
-    def run(self, batch_id: int, incoming: Incoming, begun: BatchTimes, watch: Stopwatch) -> Outcome:
+    def run(self, batch_id: int, incoming: BatchSource, begun: BatchTimes, watch: Stopwatch) -> CommitRequest:
         with watch.part("read"):
             rows = incoming.read()
         with watch.part("prepare"):
             identity = incoming.planned or rows_identity(rows)
-            made = Batch if isinstance(rows, pa.Table) else BatchInPieces
+            made = Batch if isinstance(rows, pa.Table) else ChunkedBatch
             batch = made(self._job, rows, watermark=begun.watermark, clock=begun.clock, idle=begun.idle)
             del rows
-        return Outcome(self.run_rows(batch_id, batch, begun.now, watch), identity, batch.times)
+        return CommitRequest(self.run_rows(batch_id, batch, begun.now, watch), identity, batch.times)
 
-    def run_rows(self, batch_id: int, batch: Batch | BatchInPieces, now: int, watch: Stopwatch) -> Ran:
+    def run_rows(self, batch_id: int, batch: Batch | ChunkedBatch, now: int, watch: Stopwatch) -> BatchResult:
         """The same for rows that are here. After it, `undo` may end the batch, too."""
         pending: list[Snapshot] = []
         files = OutputFiles(lambda: self._store.begin_snapshot(batch_id), self._delivered)
@@ -132,7 +132,7 @@ class LocalExecution(Execution):
                     outputs = files.finish()
             with watch.part("state"):
                 snapshots = [each.result() for each in pending]
-            return Ran(snapshots, outputs, self._figures(batch_id, batch, rows, changed))
+            return BatchResult(snapshots, outputs, self._figures(batch_id, batch, rows, changed))
         except BaseException:
             self.task.undo()
             files.abandon()
@@ -162,7 +162,7 @@ class LocalExecution(Execution):
     def _figures(
         self,
         batch_id: int,
-        batch: Batch | BatchInPieces,
+        batch: Batch | ChunkedBatch,
         rows: dict[str, int],
         changed: tuple[int | None, int | None],
     ) -> Figures:
@@ -190,7 +190,7 @@ class LocalExecution(Execution):
         self.task.close()
 
 
-def _time_figures(batch: Batch | BatchInPieces) -> Figures:
+def _time_figures(batch: Batch | ChunkedBatch) -> Figures:
     """What became of the rows by their time; nothing in a job without event time."""
     if batch.times is None:
         return {}

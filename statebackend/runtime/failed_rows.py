@@ -29,8 +29,8 @@ from statebackend.errors import (
 )
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.runtime.job import ERROR_COLUMNS, ERRORS
-from statebackend.runtime.output import Given
-from statebackend.state import KeyedStateBackend, Mark
+from statebackend.runtime.output import BatchOutput
+from statebackend.state import BackendMark, KeyedStateBackend
 
 _log = logging.getLogger(__name__)
 
@@ -84,13 +84,13 @@ class FailedRows:
     What a failed call has changed in keyed and operator state, given out or registered is taken back.
     """
 
-    __slots__ = ("_failures", "_given", "_kept", "_keyed", "_marks", "_namespace", "_operator", "counts")
+    __slots__ = ("_failures", "_kept", "_keyed", "_marks", "_namespace", "_operator", "_output", "counts")
 
-    def __init__(self, keyed: KeyedStateBackend, operator: OperatorStateBackend, given: Given) -> None:
+    def __init__(self, keyed: KeyedStateBackend, operator: OperatorStateBackend, given: BatchOutput) -> None:
         self._keyed = keyed
         self._operator = operator
-        self._given = given
-        self._marks: tuple[Mark, Mark] | None = None
+        self._output = given
+        self._marks: tuple[BackendMark, BackendMark] | None = None
         self._namespace: object = None
         self._kept: list[int] = []
         #: Numbers of rows of the piece, with their errors.
@@ -102,7 +102,7 @@ class FailedRows:
         """A call begins."""
         self._namespace = self._keyed.current_namespace
         self._marks = (self._keyed.mark(), self._operator.mark())
-        self._kept = [output.count for output in self._given.outputs.values()]
+        self._kept = [output.count for output in self._output.outputs.values()]
 
     def passed(self) -> None:
         """It has returned, and its rows have been taken."""
@@ -124,7 +124,7 @@ class FailedRows:
         self._keyed.rollback(keyed)
         self._operator.rollback(operator)
         self._release()
-        for output, count in zip(self._given.outputs.values(), self._kept, strict=True):
+        for output, count in zip(self._output.outputs.values(), self._kept, strict=True):
             output.cut(count)
         self._keyed.set_current_namespace(self._namespace)
 
@@ -143,12 +143,12 @@ class FailedRows:
         taken = pa.Table.from_batches([rows]).take(pa.array(at))
         for name, values in zip(ERROR_COLUMNS, (names, codes), strict=True):
             taken = taken.append_column(name, pa.array(values, pa.string()))
-        self._given.add_rows_as_they_are(ERRORS, taken)
+        self._output.add_rows_as_they_are(ERRORS, taken)
 
     def settle_row(self, row: Any) -> None:
         """The same for a call with a single row, of a harness."""
         for _, name, code in self._failures:
-            self._given.add_row_as_it_is(ERRORS, row, {ERROR_COLUMNS[0]: name, ERROR_COLUMNS[1]: code})
+            self._output.add_row_as_it_is(ERRORS, row, {ERROR_COLUMNS[0]: name, ERROR_COLUMNS[1]: code})
         self._failures = []
 
     def tell(self, batch_id: int) -> None:

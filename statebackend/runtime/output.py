@@ -18,8 +18,8 @@ from statebackend.checkpoint import Checkpoint, DataFile, DataWriter, StoredFile
 from statebackend.errors import CorruptCheckpointError, SerializationError, SerializationTypeError, UsageError
 from statebackend.functions.context import no_output
 from statebackend.runtime.arrow_rows import OutputSchema, rows_of
+from statebackend.runtime.batch_progress import Figures
 from statebackend.runtime.partitions import partitioned
-from statebackend.runtime.progress import Figures
 
 #: Rows in a row group of the output, which Spark's tasks divide among themselves.
 _ROW_GROUP = 262_144
@@ -27,7 +27,7 @@ _ROW_GROUP = 262_144
 _ROW_GROUP_BYTES = 512 << 20
 
 
-class Committed(NamedTuple):
+class CommittedBatch(NamedTuple):
     """A committed batch: its checkpoint, which names its output, and the facts to report about it."""
 
     checkpoint: Checkpoint
@@ -213,7 +213,7 @@ class _OutputFile:
 
 
 def check_deliverable(
-    committed: Committed,
+    committed: CommittedBatch,
     schemas: Mapping[str, OutputSchema | None],
     delivered: Mapping[str, Sequence[str]],
 ) -> None:
@@ -260,12 +260,12 @@ def _without(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
     return pa.schema([field for field in schema if field.name not in names])
 
 
-def _which(committed: Committed, name: str) -> str:
+def _which(committed: CommittedBatch, name: str) -> str:
     rows = committed.progress.get("outputs", {}).get(name, committed.progress.get("numOutputRows"))
     return f"batch {committed.checkpoint.id}, output {name!r}, {rows} rows"
 
 
-def _written_schema(committed: Committed, file: StoredFile) -> pa.Schema:
+def _written_schema(committed: CommittedBatch, file: StoredFile) -> pa.Schema:
     with committed.checkpoint.open_file(file) as source:
         try:
             return pq.read_schema(source)
@@ -314,7 +314,7 @@ Result: TypeAlias = dict[str, pa.Table | list[object]]
 _PIECE = 65_536
 
 
-class _Collected:
+class _OutputRows:
     """What has come for one output; in Arrow as soon as there is much, if it has a schema."""
 
     __slots__ = ("_parts", "_where", "_writer", "output", "schema")
@@ -367,10 +367,10 @@ class _Collected:
         return pa.concat_tables(self._parts)
 
 
-class Given:
+class BatchOutput:
     """Rows that a function returned, or gave to an output by its name. The first output is the main one.
 
-    >>> given = Given({"totals": OutputSchema("n int"), "late": OutputSchema("user string")})
+    >>> given = BatchOutput({"totals": OutputSchema("n int"), "late": OutputSchema("user string")})
     >>> given.add([(1,)])
     >>> given.outputs["late"].add(("ann",))
     >>> given.result()["late"].to_pylist()
@@ -383,7 +383,7 @@ class Given:
         #: Where rows go as they come; None: they stay here.
         self._files = files
         self._all = {
-            name: _Collected(f"output {name!r}" if len(schemas) > 1 else None, schema)
+            name: _OutputRows(f"output {name!r}" if len(schemas) > 1 else None, schema)
             for name, schema in schemas.items()
         }
         #: What takes the rows of each output.
@@ -416,7 +416,7 @@ class Given:
             self._add_to(next(iter(self._all.values())), given)
         self.settle()
 
-    def _named(self, name: object) -> _Collected:
+    def _named(self, name: object) -> _OutputRows:
         collected = self._all.get(name) if isinstance(name, str) else None
         if collected is None:
             raise no_output(name, self._all)
@@ -438,7 +438,7 @@ class Given:
             by_name = {**dict(zip(own, row, strict=True)), **more}  # type: ignore[call-overload]
             self.outputs[name].add({column: by_name[column] for column in collected.schema.arrow.names})
 
-    def _add_to(self, collected: _Collected, given: object) -> None:
+    def _add_to(self, collected: _OutputRows, given: object) -> None:
         if isinstance(given, pa.RecordBatch):
             collected.add_table(pa.Table.from_batches([given]))
         elif isinstance(given, pa.Table):

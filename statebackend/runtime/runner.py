@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import BatchGapError, UsageError
-from statebackend.runtime.batch_time import BatchTime, Times
-from statebackend.runtime.execution import Execution, LocalExecution, Ran
+from statebackend.runtime.batch_identity import BatchRecord, BatchSource, Identity
+from statebackend.runtime.batch_progress import Stopwatch
+from statebackend.runtime.batch_time import BatchTime, CheckpointTimes
+from statebackend.runtime.execution import BatchResult, Execution, LocalExecution
 from statebackend.runtime.job import Job
-from statebackend.runtime.origin import Identity, Incoming, Origin
-from statebackend.runtime.output import Committed, check_deliverable
-from statebackend.runtime.progress import Stopwatch
-from statebackend.runtime.start import (
+from statebackend.runtime.output import CommittedBatch, check_deliverable
+from statebackend.runtime.start_checks import (
     Beginning,
     check_beginning,
     check_key_columns,
@@ -117,7 +117,7 @@ def other_rows(
     return BatchGapError(
         f"batch {batch_id} is committed, and what is to come under this number is not the same rows",
         code="BATCH_GAP.OTHER_ROWS",
-        detail=f"{uri}, batch {batch_id}; committed: {_told(then)}; to come: {_told(now)}",
+        detail=f"{uri}, batch {batch_id}; committed: {_identity_text(then)}; to come: {_identity_text(now)}",
         hint=f"{hint}. Its sink may have been called already with the old ones",
     )
 
@@ -138,7 +138,7 @@ def other_stream(batch_id: int, uri: str, then: str | None, now: str | None) -> 
     )
 
 
-def _told(identity: Identity | None) -> str:
+def _identity_text(identity: Identity | None) -> str:
     if identity is None:
         return "not known"
     if identity.get("kind") == "plan":
@@ -191,7 +191,7 @@ class Runner:
         self._time = BatchTime(job, clock, store)
         self._newest: Checkpoint | None = None
         #: What the newest checkpoint says of its batch.
-        self._origin = Origin()
+        self._origin = BatchRecord()
         self._open_store(query)
         try:
             source = self._opened_newest()
@@ -221,7 +221,7 @@ class Runner:
         if newest is not None:
             checkpoint = self._store.open(newest)
             check_key_columns(checkpoint, self._job.columns, self._store.uri)
-            self._origin = Origin.of(checkpoint.manifest)
+            self._origin = BatchRecord.of(checkpoint.manifest)
             self._newest = checkpoint
         return self._newest
 
@@ -247,7 +247,7 @@ class Runner:
         """The newest committed batch; None in an empty store."""
         return None if self._newest is None else self._newest.id
 
-    def run(self, batch_id: int, incoming: Incoming, watch: Stopwatch) -> Committed:
+    def run(self, batch_id: int, incoming: BatchSource, watch: Stopwatch) -> CommittedBatch:
         """Run a batch and commit it; or find that it is committed, and let the engine compute it for itself.
 
         If anything raises before the commit, memory is at the end of the batch before.
@@ -340,14 +340,14 @@ class Runner:
 
     # --- the batch that was committed ---
 
-    def _replayed(self, incoming: Incoming, watch: Stopwatch) -> Committed:
+    def _replayed(self, incoming: BatchSource, watch: Stopwatch) -> CommittedBatch:
         """The newest checkpoint again, if it was made of these rows. Meanwhile the engine computes them for itself."""
         checkpoint = self._newest
         assert checkpoint is not None
         origin = self._origin
         progress = checkpoint.manifest.progress
         incarnation = origin.incarnation or checkpoint.manifest.store
-        committed = Committed(checkpoint, progress, True, incarnation)
+        committed = CommittedBatch(checkpoint, progress, True, incarnation)
         then, found = origin.identity, incoming.planned
         if then is not None and then["kind"] != "rows" and found != then:
             self._check_stream(checkpoint.id)  # to go back would not help a stream that is another one
@@ -379,15 +379,15 @@ class Runner:
     # --- the commit ---
 
     def _commit(
-        self, batch_id: int, ran: Ran, times: Times, identity: Identity, watch: Stopwatch
-    ) -> Committed:
+        self, batch_id: int, ran: BatchResult, times: CheckpointTimes, identity: Identity, watch: Stopwatch
+    ) -> CommittedBatch:
         """Publish what a batch gave. If this raises, the store must be opened again to learn what is committed."""
         incarnation = self._store.incarnation
         told_by = "clock" if self._job.event_time is None else "rows"
         targets = None
         if self._target_of is not None and ran.outputs:
             targets = {name: self._target_of(name, batch_id, incarnation) for name in ran.outputs}
-        origin = Origin(
+        origin = BatchRecord(
             identity,
             self._job.columns,
             incarnation,
@@ -411,7 +411,7 @@ class Runner:
         durations = watch.durations()
         parts = ("snapshot", "output", "state", "commit")
         took = round(sum([durations.get(part, 0.0) for part in parts]), 1)
-        return Committed(self._newest, {**ran.figures, "commitTimeMs": took}, False, incarnation)
+        return CommittedBatch(self._newest, {**ran.figures, "commitTimeMs": took}, False, incarnation)
 
     # --- the end ---
 

@@ -33,14 +33,14 @@ from statebackend.functions import (
 )
 from statebackend.keys import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
-from statebackend.runtime.batches import Batch, BatchInPieces
+from statebackend.runtime.batch_rows import Batch, ChunkedBatch
 from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.failed_rows import FailedRows, is_interrupt
+from statebackend.runtime.function_calls import BatchCalls, FunctionCalls, KeyRowsCalls, Pair, RowCalls
 from statebackend.runtime.job import Job
-from statebackend.runtime.output import Given, OutputFiles, Result
-from statebackend.runtime.row_calls import BatchCalls, Calls, KeyRowsCalls, Pair, RowCalls
-from statebackend.runtime.start import Beginning
-from statebackend.state import Mark, Watermarks
+from statebackend.runtime.output import BatchOutput, OutputFiles, Result
+from statebackend.runtime.start_checks import Beginning
+from statebackend.state import BackendMark, Watermarks
 from statebackend.types import Type
 
 _log = logging.getLogger(__name__)
@@ -110,14 +110,14 @@ class Task:
         self._rows = self._fired_before = 0
         self._failed: FailedRows | None = None
         self._watermarks: Watermarks | None = None
-        self._marks: tuple[Mark, Mark] | None = None
+        self._marks: tuple[BackendMark, BackendMark] | None = None
         #: The checkpoint for which a snapshot of the batch has been taken.
-        self._taken: int | None = None
+        self._snapshot_id: int | None = None
 
     # --- a batch ---
 
     def run(
-        self, batch_id: int, batch: Batch | BatchInPieces, now: int, files: OutputFiles | None = None
+        self, batch_id: int, batch: Batch | ChunkedBatch, now: int, files: OutputFiles | None = None
     ) -> Result:
         """Run the function over a batch and return the rows of each output: a table if it has a schema, else a list.
 
@@ -125,7 +125,7 @@ class Task:
         If anything raises, state is as before, and the next batch gets a fresh copy of the function.
         """
 
-        def run(calls: Calls) -> None:
+        def run(calls: FunctionCalls) -> None:
             calls.run(batch)
             self._rows = batch.num_rows
 
@@ -141,7 +141,7 @@ class Task:
     ) -> Result:
         """The same for pairs of key and row, with the time of each if the job has event time, and for late rows."""
 
-        def run(calls: Calls) -> None:
+        def run(calls: FunctionCalls) -> None:
             for row in late:
                 assert self.job.late_output is not None
                 calls.given.add_row_as_it_is(self.job.late_output, row, {})
@@ -154,7 +154,7 @@ class Task:
         batch_id: int,
         now: int,
         times: RowTimes | None,
-        run: Callable[[Calls], None],
+        run: Callable[[FunctionCalls], None],
         files: OutputFiles | None = None,
     ) -> Result:
         if self._marks is not None:
@@ -180,7 +180,7 @@ class Task:
             self._discard_function()
             raise
         try:
-            given = Given(self.job.outputs, files)
+            given = BatchOutput(self.job.outputs, files)
             self._context._outputs = given.outputs
             calls = self._calls(given)
             calls.forget_key()
@@ -216,7 +216,7 @@ class Task:
     def snapshot(self, checkpoint_id: int, store: SnapshotTargets) -> list[Snapshot]:
         """Open a view of all state, to be written in the background; each returned object has ``result()``."""
         self._check_requested()
-        self._taken = checkpoint_id
+        self._snapshot_id = checkpoint_id
         return [
             self.keyed.snapshot(checkpoint_id, store.begin_snapshot(checkpoint_id)),
             self.operator.snapshot(checkpoint_id, store.begin_snapshot(checkpoint_id)),
@@ -237,11 +237,11 @@ class Task:
             self.keyed.rollback(keyed)
             self.operator.rollback(operator)
             self._take_watermark_back()
-            taken = self._taken
+            taken = self._snapshot_id
             self._end()
             function = self._function
             if taken is not None and function is not None and isinstance(function, CheckpointListener):
-                _told(function.notify_checkpoint_aborted, taken)
+                _call_or_log(function.notify_checkpoint_aborted, taken)
         self._discard_function()
 
     def _take_watermark_back(self) -> None:
@@ -253,11 +253,11 @@ class Task:
     def _end(self) -> None:
         if self._marks is not None:
             (keyed, operator), self._marks = self._marks, None
-            self._taken = None
+            self._snapshot_id = None
             self.keyed.release(keyed)
             self.operator.release(operator)
 
-    def _calls(self, given: Given) -> Calls:
+    def _calls(self, given: BatchOutput) -> FunctionCalls:
         """What brings rows and timers of the running batch to the function."""
         function = self._function
         after = None if self._watermarks is None else self._watermarks[1]
@@ -314,7 +314,7 @@ class Task:
     def _discard_function(self) -> None:
         function, self._function = self._function, None
         if function is not None:
-            _told(function.close)
+            _call_or_log(function.close)
 
     def close(self) -> None:
         """Close the function and drop all state. Idempotent."""
@@ -348,7 +348,7 @@ def _how_to_drop(missing: list[_Named], stored: list[_Named]) -> str:
     return f"If the state is no longer needed, run sb.tools.drop_state(store, {names[0]!r})"
 
 
-def _told(method: Callable[..., None], *arguments: object) -> None:
+def _call_or_log(method: Callable[..., None], *arguments: object) -> None:
     """Call a method whose failure must not hide the reason for discarding the function."""
     try:
         method(*arguments)

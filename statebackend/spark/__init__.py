@@ -6,14 +6,14 @@
 <stateful MapWithState, key 'user', state at /data/app/state>
 """
 
-from statebackend.cluster.options import HostOptions
+from statebackend.cluster.host_options import HostOptions
 from statebackend.runtime import EventTime
 from statebackend.spark import sinks
 from statebackend.spark.display import progress_bar, prometheus
 from statebackend.spark.driver import StatefulBatches
-from statebackend.spark.sinks.interface import SinkContext
+from statebackend.spark.heartbeats import heartbeat
+from statebackend.spark.sinks.committed_sink import SinkContext
 from statebackend.spark.stateful import stateful
-from statebackend.spark.ticks import heartbeat
 
 __all__ = [
     "EventTime",

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from statebackend.cluster.host_options import HostOptions
 from statebackend.cluster.hosts import TELL
-from statebackend.cluster.options import HostOptions
 from statebackend.errors import UsageError
 from statebackend.spark.session import is_connect, is_set
 

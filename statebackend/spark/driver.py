@@ -22,15 +22,14 @@ from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.files import local_path, without_secrets
 from statebackend.checkpoint.files.layout import CHECKPOINTS, DATA
 from statebackend.errors import StateBackendError, UsageError
-from statebackend.runtime import Committed, Job, Runner
+from statebackend.runtime import CommittedBatch, Job, Runner
+from statebackend.runtime.batch_identity import Identity
+from statebackend.runtime.batch_progress import Figures, Stopwatch, describe
 from statebackend.runtime.failed_rows import is_interrupt, summary
-from statebackend.runtime.origin import Identity
-from statebackend.runtime.progress import Figures, Stopwatch, describe
-from statebackend.runtime.start import Beginning, check_beginning
+from statebackend.runtime.start_checks import Beginning, check_beginning
 from statebackend.spark import display
-from statebackend.spark.deliveries import Deliveries, Outputs
 from statebackend.spark.display import shortened
-from statebackend.spark.reading import Reading, Way
+from statebackend.spark.driver_mode import DriverMode, RunMode
 from statebackend.spark.session import (
     SPARKS_FOLDERS,
     Query,
@@ -45,7 +44,8 @@ from statebackend.spark.session import (
     local_folder,
     shown_location,
 )
-from statebackend.spark.sinks.interface import SinkContext
+from statebackend.spark.sink_delivery import OutputFrames, SinkDeliveries
+from statebackend.spark.sinks.committed_sink import SinkContext
 from statebackend.state import clocks
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _open: weakref.WeakValueDictionary[str, StatefulBatches] = weakref.WeakValueDict
 _LOOK = 0.5
 
 
-class Given(NamedTuple):
+class SparkBatch(NamedTuple):
     """A batch that Spark has given, and whether its sink has returned."""
 
     batch_id: int
@@ -84,7 +84,7 @@ class StatefulBatches:
         on_gap: str,
         on_batch: Callable[[Figures], object] | None,
         clock: clocks.Clock | None,
-        way: Way | None = None,
+        way: RunMode | None = None,
     ) -> None:
         _check_options(on_batch, name)
         clocks.checked_clock(clock)
@@ -96,9 +96,9 @@ class StatefulBatches:
             raise UsageError("retain and single_writer are options of the store that is given")
         #: Never opened: each run opens a copy of it.
         self._unopened = checkpoint.unopened()
-        self._unopened_way: Way = Reading() if way is None else way
+        self._unopened_way: RunMode = DriverMode() if way is None else way
         #: The sinks by output, in the order of the schema.
-        self._deliveries = Deliveries.of(sink, job.outputs, self._unopened_way.most_files)
+        self._deliveries = SinkDeliveries.of(sink, job.outputs, self._unopened_way.most_files)
         check_not_a_sinks(self._unopened, self._deliveries.addresses())
         self._unopened_way.check(self._unopened)
         self._restore_from = restore_from
@@ -120,9 +120,9 @@ class StatefulBatches:
         #: The way of rows to the state.
         self._way = self._unopened_way.unopened()
         #: The way of outputs to the sinks; None if there are none.
-        self._outputs: Outputs | None = None
+        self._outputs: OutputFrames | None = None
         #: The newest batch of this run of the query.
-        self._given: Given | None = None
+        self._spark_batch: SparkBatch | None = None
         #: What the newest batch did, in Spark's words; None before the first.
         self.last_progress: Figures | None = None
 
@@ -135,7 +135,7 @@ class StatefulBatches:
             "_spark_log",
             "_way",
             "_outputs",
-            "_given",
+            "_spark_batch",
             "last_progress",
         )
         return {name: value for name, value in self.__dict__.items() if name not in left_here}
@@ -207,9 +207,9 @@ class StatefulBatches:
             committed = runner.run(batch_id, incoming, watch)
         finally:
             rows.discard()
-        self._given = Given(batch_id, frame, False)
+        self._spark_batch = SparkBatch(batch_id, frame, False)
         delivered = self._deliver(frame, batch_id, runner, committed, watch)
-        self._given = Given(batch_id, frame, True)
+        self._spark_batch = SparkBatch(batch_id, frame, True)
         committed.progress.update(rows.figures())
         self._report(committed, delivered, watch)
 
@@ -218,7 +218,7 @@ class StatefulBatches:
 
         Its plan is the same then, and it would be taken for a replay. To call again after a sink that failed is right.
         """
-        given = self._given
+        given = self._spark_batch
         if given is None or given.batch_id != batch_id or self._query_run is None:
             return
         if given.is_delivered or not frame.sameSemantics(given.frame):
@@ -240,7 +240,7 @@ class StatefulBatches:
             return self._query_run.planned(batch_id)
 
     def _deliver(
-        self, frame: DataFrame, batch_id: int, runner: Runner, committed: Committed, watch: Stopwatch
+        self, frame: DataFrame, batch_id: int, runner: Runner, committed: CommittedBatch, watch: Stopwatch
     ) -> list[Figures]:
         """Hand the outputs on to their sinks; return what each did."""
         if not self._deliveries:
@@ -253,11 +253,11 @@ class StatefulBatches:
         with watch.part("sink"):
             return self._deliveries.deliver(committed, context, partial(self._frame, frame, committed))
 
-    def _frame(self, frame: DataFrame, committed: Committed, name: str) -> DataFrame:
+    def _frame(self, frame: DataFrame, committed: CommittedBatch, name: str) -> DataFrame:
         assert self._outputs is not None
         return self._outputs.frame(frame, self._deliveries.schema(name).row_type, committed, name)
 
-    def _report(self, committed: Committed, delivered: list[Figures], watch: Stopwatch) -> None:
+    def _report(self, committed: CommittedBatch, delivered: list[Figures], watch: Stopwatch) -> None:
         seconds = watch.total()
         progress = {"commitTimeMs": 0.0, **committed.progress}
         progress["isReplay"] = committed.is_replay
@@ -306,7 +306,7 @@ class StatefulBatches:
         try:
             check_readable_by_executors(frame, store.address, store.address_of_metadata())
             self._way.open(store, frame)
-            self._outputs = Outputs.of(store, frame) if self._deliveries.reads_frames else None
+            self._outputs = OutputFrames.of(store, frame) if self._deliveries.reads_frames else None
             self._deliveries.prepare()
         except BaseException:
             self._close()
@@ -378,7 +378,7 @@ class StatefulBatches:
     def _close(self) -> None:
         with self._lock:
             runner, self._runner = self._runner, None
-            self._query_run = self._query = self._spark_log = self._outputs = self._given = None
+            self._query_run = self._query = self._spark_log = self._outputs = self._spark_batch = None
             way, self._way = self._way, self._unopened_way.unopened()
             try:
                 way.close()  # while the store is held: the next writer's files lie in the same folder

@@ -25,29 +25,29 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from statebackend.checkpoint import CheckpointReader
-from statebackend.cluster.cutting import BatchSurvey, Cutter
+from statebackend.cluster.cluster_execution import ClusterExecution, Engine, needed_bytes
 from statebackend.cluster.failures import described, raised
 from statebackend.cluster.host import Host, HostPlan
+from statebackend.cluster.host_options import HostOptions
 from statebackend.cluster.host_process import reported
-from statebackend.cluster.options import HostOptions
-from statebackend.cluster.scattered_execution import Engine, ScatteredExecution, needed_bytes
-from statebackend.cluster.sending import ScatterPlan, TaskReport, send_rows
-from statebackend.cluster.staging import remove_orphans
+from statebackend.cluster.shuffle_partitioner import BatchSurvey, RowPartitioner
+from statebackend.cluster.shuffle_sender import ShufflePlan, TaskReport, send_rows
+from statebackend.cluster.shuffle_staging import remove_orphans
 from statebackend.cluster.wire import LinkError, connect
 from statebackend.errors import HostError, StateBackendError, UsageError
-from statebackend.runtime import Incoming, Job
+from statebackend.runtime import BatchSource, Job
+from statebackend.runtime.batch_identity import Identity
+from statebackend.runtime.batch_progress import Figures
 from statebackend.runtime.execution import Execution
-from statebackend.runtime.origin import Identity
-from statebackend.runtime.progress import Figures
 from statebackend.spark.cluster_checks import (
     check_memory,
     check_not_encrypted,
     check_slots,
     options_at,
 )
-from statebackend.spark.reading import RowsOfBatch, Way
+from statebackend.spark.driver_mode import BatchRows, RunMode
+from statebackend.spark.heartbeats import COLUMN as HEARTBEAT
 from statebackend.spark.session import Query, QueryRun, column_types, is_connect, is_set
-from statebackend.spark.ticks import COLUMN as HEARTBEAT
 from statebackend.types import Type
 
 if TYPE_CHECKING:
@@ -240,14 +240,14 @@ class SparkEngine(Engine):
                 hint="executors must reach each other at any port, at the addresses by which they reach the driver",
             )
 
-    def schema(self, incoming: Incoming) -> pa.Schema:
+    def schema(self, incoming: BatchSource) -> pa.Schema:
         # No job of Spark's: it knows that this has no rows.
         schema: pa.Schema = incoming.source.limit(0).toArrow().schema
         if HEARTBEAT in schema.names:
             schema = schema.remove(schema.names.index(HEARTBEAT))
         return schema
 
-    def scatter(self, incoming: Incoming, plan: ScatterPlan) -> list[TaskReport]:
+    def scatter(self, incoming: BatchSource, plan: ShufflePlan) -> list[TaskReport]:
         frame = incoming.source
         plan = plan._replace(heartbeat_column=HEARTBEAT if HEARTBEAT in frame.columns else None)
         try:
@@ -386,7 +386,7 @@ def _reach(
     yield _row({})
 
 
-def _send(plan: ScatterPlan, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _send(plan: ShufflePlan, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -406,7 +406,7 @@ def _send(plan: ScatterPlan, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
 def _look_through(
     job: Job, key_type: Type, heartbeats: str | None, rows: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    cutter = Cutter(job, key_type, 1, digests=True, heartbeat_column=heartbeats)
+    cutter = RowPartitioner(job, key_type, 1, digests=True, heartbeat_column=heartbeats)
     for each in rows:
         cutter.cut(each)
     yield _row(TaskReport(0, 0, cutter.survey, {}).to_json())
@@ -438,7 +438,7 @@ def _renamed(
 # --- the way of rows ---
 
 
-class Scattering(Way):
+class ExecutorsMode(RunMode):
     """Rows go to hosts, from the tasks that compute them; ``memory`` bytes of them may wait at each."""
 
     def __init__(self, parallelism: int, options: HostOptions, memory: int | None = None) -> None:
@@ -451,8 +451,8 @@ class Scattering(Way):
     def __repr__(self) -> str:
         return f"<rows to {self._parallelism} hosts>"
 
-    def unopened(self) -> Scattering:
-        return Scattering(self._parallelism, self._options, self._memory)
+    def unopened(self) -> ExecutorsMode:
+        return ExecutorsMode(self._parallelism, self._options, self._memory)
 
     def execution(self, frame: DataFrame, job: Job) -> Callable[..., Execution]:
         memory = self._memory or _MEMORY
@@ -467,9 +467,9 @@ class Scattering(Way):
             )
         options = options_at(frame, self._options)
 
-        def make(*arguments: Any, **named: Any) -> ScatteredExecution:
+        def make(*arguments: Any, **named: Any) -> ClusterExecution:
             self._engine = SparkEngine(frame, self._parallelism, options.profile)
-            return ScatteredExecution(
+            return ClusterExecution(
                 *arguments,
                 **named,
                 engine=self._engine,
@@ -484,22 +484,22 @@ class Scattering(Way):
     def open(self, store: CheckpointReader, frame: DataFrame) -> None:
         pass
 
-    def rows_of(self, frame: DataFrame, job: Job) -> ScatteredRows:
+    def rows_of(self, frame: DataFrame, job: Job) -> ExecutorsRows:
         assert self._engine is not None
-        return ScatteredRows(self._engine, frame, job)
+        return ExecutorsRows(self._engine, frame, job)
 
     def close(self) -> None:
         self._engine = None  # the execution closes it
 
 
-class ScatteredRows(RowsOfBatch):
+class ExecutorsRows(BatchRows):
     """The rows of one batch, which never come here."""
 
     def __init__(self, engine: SparkEngine, frame: DataFrame, job: Job) -> None:
         self._engine, self._frame, self._job = engine, frame, job
 
-    def incoming(self, planned: Identity | None, execute: Callable[[], None]) -> Incoming:
-        return Incoming(self._read, planned, execute, self._frame, self._identify)
+    def incoming(self, planned: Identity | None, execute: Callable[[], None]) -> BatchSource:
+        return BatchSource(self._read, planned, execute, self._frame, self._identify)
 
     def _read(self) -> pa.Table:
         raise UsageError("the rows of a batch do not come to the driver in executors mode")

@@ -20,10 +20,10 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from statebackend.checkpoint.files import PosixCalls, scheme_of, without_secrets
-from statebackend.checkpoint.files.interface import storing
+from statebackend.checkpoint.files.store_files import storing
 from statebackend.errors import UsageError
-from statebackend.runtime.origin import Identity, plan_identity
-from statebackend.runtime.progress import Json
+from statebackend.runtime.batch_identity import Identity, plan_identity
+from statebackend.runtime.batch_progress import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession

@@ -7,15 +7,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from statebackend.checkpoint import CheckpointStore
-from statebackend.cluster.options import HostOptions
+from statebackend.cluster.host_options import HostOptions
 from statebackend.errors import UsageError
 from statebackend.functions import ProcessFunction
 from statebackend.runtime import EventTime, Job
-from statebackend.runtime.progress import Figures
-from statebackend.runtime.start import Beginning
+from statebackend.runtime.batch_progress import Figures
+from statebackend.runtime.start_checks import Beginning
 from statebackend.spark.driver import StatefulBatches
-from statebackend.spark.executors import Scattering
-from statebackend.spark.reading import Reading, Way
+from statebackend.spark.driver_mode import DriverMode, RunMode
+from statebackend.spark.executors import ExecutorsMode
 from statebackend.state import StateBackend, clocks
 
 
@@ -61,7 +61,7 @@ def stateful(
     >>> stateful(count, key="user", schema="user string, n bigint", checkpoint="/data/state", sink=print)
     <stateful MapWithState, key 'user', state at /data/state>
     """
-    way = _way(mode, parallelism, max_parallelism, hosts, input, memory)
+    way = _run_mode(mode, parallelism, max_parallelism, hosts, input, memory)
     job = Job(
         function,
         key=key,
@@ -96,18 +96,18 @@ def stateful(
     )
 
 
-def _way(
+def _run_mode(
     mode: str,
     parallelism: int | None,
     max_parallelism: int,
     hosts: HostOptions | None,
     input: str,
     memory: int | None,
-) -> Way:
+) -> RunMode:
     if mode == "driver":
         if parallelism not in (None, 1) or hosts is not None:
             raise UsageError("parallelism and hosts are for mode='executors'")
-        return Reading(input, memory)
+        return DriverMode(input, memory)
     if mode != "executors":
         raise UsageError("mode is 'driver' or 'executors'")
     if hosts is not None and not isinstance(hosts, HostOptions):
@@ -121,4 +121,4 @@ def _way(
         raise UsageError(
             "input is for mode='driver'", hint="executors send rows to hosts, never to the driver"
         )
-    return Scattering(parallelism, HostOptions() if hosts is None else hosts, memory)
+    return ExecutorsMode(parallelism, HostOptions() if hosts is None else hosts, memory)

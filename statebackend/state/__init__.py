@@ -25,6 +25,7 @@ from statebackend.state.aggregates import (
     named_aggregate,
     named_reduction,
 )
+from statebackend.state.backend_interface import KeyedStateBackend, StateBackend, Watermarks, overrides
 from statebackend.state.base import (
     NO_TIME,
     BaseKeyedStateBackend,
@@ -54,8 +55,8 @@ from statebackend.state.handles import (
     State,
     ValueState,
 )
-from statebackend.state.interface import KeyedStateBackend, StateBackend, Watermarks, overrides
-from statebackend.state.marks import Mark, MarkStack
+from statebackend.state.marks import BackendMark, MarkStack
+from statebackend.state.scalar_fallback import times_of_rows
 from statebackend.state.timers import (
     DOMAINS,
     RESERVED,
@@ -86,7 +87,6 @@ from statebackend.state.value_columns import (
     to_chunks,
     to_values,
 )
-from statebackend.state.vectorised import times_of_rows
 
 __all__ = [
     "AGGREGATE_NAMES",
@@ -107,7 +107,7 @@ __all__ = [
     "MAX_TIMESTAMP",
     "MapState",
     "MapStateDescriptor",
-    "Mark",
+    "BackendMark",
     "MarkStack",
     "NamedAggregate",
     "REDUCTION_NAMES",

@@ -24,6 +24,7 @@ from statebackend.keys import (
     key_encoder,
 )
 from statebackend.state import clocks
+from statebackend.state.backend_interface import KeyedStateBackend, Watermarks
 from statebackend.state.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -34,8 +35,7 @@ from statebackend.state.descriptors import (
     ValueStateDescriptor,
 )
 from statebackend.state.handles import KeyedState
-from statebackend.state.interface import KeyedStateBackend, Watermarks
-from statebackend.state.marks import Mark, MarkStack
+from statebackend.state.marks import BackendMark, MarkStack
 from statebackend.state.timers import DOMAINS, RESERVED, Timers
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.types import Type
@@ -612,7 +612,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._check_open()
         return self._run_alone(self._open_mark)
 
-    def _open_mark(self) -> Mark:
+    def _open_mark(self) -> BackendMark:
         return self._marks.open(self._mark_point())
 
     def rollback(self, mark: Any) -> None:

@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from statebackend.state import vectorised
+from statebackend.state import scalar_fallback
 from statebackend.state.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -39,7 +39,7 @@ from statebackend.types import ACC, BOOL, IN, OUT, A, K, Subscriptable, T, Type,
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from statebackend.state.interface import KeyedStateBackend
+    from statebackend.state.backend_interface import KeyedStateBackend
 
 
 D = TypeVar("D")
@@ -79,11 +79,13 @@ class KeyedState(State):
 
     def clear_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> None:
         """`clear` for each key. Atomic. O(n)."""
-        vectorised.each_key(vectorised.Rows(self, keys, namespaces, times), self.clear)
+        scalar_fallback.each_key(scalar_fallback.CallRows(self, keys, namespaces, times), self.clear)
 
     def exists_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.BooleanArray:
         """`exists` for each key. O(n)."""
-        return vectorised.read_many(vectorised.Rows(self, keys, namespaces, times), self.exists, BOOL)
+        return scalar_fallback.read_many(
+            scalar_fallback.CallRows(self, keys, namespaces, times), self.exists, BOOL
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.descriptor.name!r}, {self.descriptor.describe()}>"
@@ -119,13 +121,13 @@ class ValueState(KeyedState, Generic[T, A]):
 
     def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
         """`value` for each key; null if there is neither a value nor a default. O(n)."""
-        rows = vectorised.Rows(self, keys, namespaces, times)
-        return vectorised.read_many(rows, self.value, self.descriptor.type)
+        rows = scalar_fallback.CallRows(self, keys, namespaces, times)
+        return scalar_fallback.read_many(rows, self.value, self.descriptor.type)
 
     def update_many(self, keys: Any, values: Any, *, namespaces: Any = None, times: Any = None) -> None:
         """`update` for each row, in order; a null clears. Atomic. O(n)."""
-        rows = vectorised.Rows(self, keys, namespaces, times)
-        vectorised.each_key(rows, self.update, (values, self.descriptor.type, True))
+        rows = scalar_fallback.CallRows(self, keys, namespaces, times)
+        scalar_fallback.each_key(rows, self.update, (values, self.descriptor.type, True))
 
 
 class ListState(State, Generic[T]):
@@ -182,12 +184,12 @@ class KeyedListState(ListState[T], KeyedState):
 
     def add_many(self, keys: Any, values: Any, *, namespaces: Any = None, times: Any = None) -> None:
         """`add` for each row, in order; a null raises. Atomic. O(n)."""
-        rows = vectorised.Rows(self, keys, namespaces, times)
-        vectorised.each_key(rows, self.add, (values, self.descriptor.element_type, False))
+        rows = scalar_fallback.CallRows(self, keys, namespaces, times)
+        scalar_fallback.each_key(rows, self.add, (values, self.descriptor.element_type, False))
 
     def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.ListArray:
         """`get` for each key; an empty list if there are no elements. O(n and all elements)."""
-        return vectorised.list_many(vectorised.Rows(self, keys, namespaces, times))
+        return scalar_fallback.list_many(scalar_fallback.CallRows(self, keys, namespaces, times))
 
 
 class MapState(KeyedState, Generic[K, V]):
@@ -278,18 +280,20 @@ class MapState(KeyedState, Generic[K, V]):
 
     def get_many(self, keys: Any, map_keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
         """`get` of each row's map key; null if it is absent. O(n)."""
-        return vectorised.map_get_many(vectorised.Rows(self, keys, namespaces, times), map_keys)
+        return scalar_fallback.map_get_many(scalar_fallback.CallRows(self, keys, namespaces, times), map_keys)
 
     def put_many(
         self, keys: Any, map_keys: Any, values: Any, *, namespaces: Any = None, times: Any = None
     ) -> None:
         """`put` for each row, in order; a null value is stored as None. Atomic. O(n)."""
-        rows = vectorised.Rows(self, keys, namespaces, times)
-        vectorised.map_each(rows, map_keys, self.put, (values, self.descriptor.value_type, True))
+        rows = scalar_fallback.CallRows(self, keys, namespaces, times)
+        scalar_fallback.map_each(rows, map_keys, self.put, (values, self.descriptor.value_type, True))
 
     def remove_many(self, keys: Any, map_keys: Any, *, namespaces: Any = None, times: Any = None) -> None:
         """`remove` for each row, in order. Atomic. O(n)."""
-        vectorised.map_each(vectorised.Rows(self, keys, namespaces, times), map_keys, self.remove)
+        scalar_fallback.map_each(
+            scalar_fallback.CallRows(self, keys, namespaces, times), map_keys, self.remove
+        )
 
 
 class AddingState(KeyedState, Generic[IN, OUT]):
@@ -307,8 +311,8 @@ class AddingState(KeyedState, Generic[IN, OUT]):
 
     def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
         """`get` for each key; null if nothing was added. O(n)."""
-        rows = vectorised.Rows(self, keys, namespaces, times)
-        return vectorised.read_many(rows, self.get, self._column_types()[1])
+        rows = scalar_fallback.CallRows(self, keys, namespaces, times)
+        return scalar_fallback.read_many(rows, self.get, self._column_types()[1])
 
     def add_many(
         self,
@@ -325,8 +329,8 @@ class AddingState(KeyedState, Generic[IN, OUT]):
         the two the namespaces of the keys, if ``namespaces`` is given.
         """
         value_type, result_type = self._column_types()
-        rows = vectorised.Rows(self, keys, namespaces, times)
-        return vectorised.add_many(rows, values, value_type, return_changed, result_type)
+        rows = scalar_fallback.CallRows(self, keys, namespaces, times)
+        return scalar_fallback.add_many(rows, values, value_type, return_changed, result_type)
 
     def _column_types(self) -> tuple[Type | None, Type | None]:
         """The types of columns of values and of results; None: any."""
@@ -337,9 +341,9 @@ class AddingState(KeyedState, Generic[IN, OUT]):
 
     def _added_values(self, values: Any, declared: Type | None) -> list[Any]:
         """The values of a vectorised call, checked as a whole; None for a null."""
-        return vectorised.values_of(values, declared, True, self)
+        return scalar_fallback.values_of(values, declared, True, self)
 
-    def _add_each(self, rows: vectorised.Rows, values: list[Any]) -> None:
+    def _add_each(self, rows: scalar_fallback.CallRows, values: list[Any]) -> None:
         """`add` for each row of a vectorised call, with its key current."""
         rows.call_each(self.add, values)
 

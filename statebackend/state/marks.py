@@ -15,7 +15,7 @@ from typing import Any
 from statebackend.errors import UsageError
 
 
-class Mark:
+class BackendMark:
     """A point to roll back to, made by ``mark()``. Only the backend that made it can use it."""
 
     __slots__ = ("__weakref__", "_owner", "is_open", "point")
@@ -38,14 +38,14 @@ class MarkStack:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._marks: dict[Mark, None] = {}  # oldest first
+        self._marks: dict[BackendMark, None] = {}  # oldest first
 
     def __len__(self) -> int:
         return len(self._marks)
 
-    def open(self, point: Any) -> Mark:
+    def open(self, point: Any) -> BackendMark:
         """A new mark, the newest. O(1)."""
-        mark = Mark(self, point)
+        mark = BackendMark(self, point)
         self._marks[mark] = None
         return mark
 
@@ -53,11 +53,11 @@ class MarkStack:
         """The points of all open marks, oldest first."""
         return [mark.point for mark in self._marks]
 
-    def newer_than(self, count: int) -> list[Mark]:
+    def newer_than(self, count: int) -> list[BackendMark]:
         """The open marks but for the oldest ones, newest first."""
         return list(self._marks)[count:][::-1]
 
-    def point_of(self, mark: Mark) -> Any:
+    def point_of(self, mark: BackendMark) -> Any:
         """The point of an open mark. O(1)."""
         self._check_own(mark)
         if not mark.is_open:
@@ -68,7 +68,7 @@ class MarkStack:
             )
         return mark.point
 
-    def back_to(self, mark: Mark) -> Any:
+    def back_to(self, mark: BackendMark) -> Any:
         """The point of an open mark, which stays open; closes newer marks. O(newer marks)."""
         point = self.point_of(mark)
         # A finaliser may end any of them meanwhile.
@@ -77,7 +77,7 @@ class MarkStack:
             self._marks.pop(newest, None)
         return point
 
-    def release(self, mark: Mark) -> bool:
+    def release(self, mark: BackendMark) -> bool:
         """Close a mark; return True if it was open. O(1)."""
         self._check_own(mark)
         if not mark.is_open:
@@ -93,7 +93,7 @@ class MarkStack:
         self._marks.clear()
 
     def _check_own(self, mark: Any) -> None:
-        if not isinstance(mark, Mark) or mark._owner is not self:
+        if not isinstance(mark, BackendMark) or mark._owner is not self:
             raise UsageError(
                 "this is not a mark of this backend",
                 code="USAGE.FOREIGN_MARK",

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from statebackend.errors import UsageError
 from statebackend.keys import NamespaceColumn, as_columnar, canonical_batch, key_encoder, namespace_column
 from statebackend.state.descriptors import MapStateDescriptor
+from statebackend.state.scalar_fallback import CallKeys
 from statebackend.state.value_columns import check_lengths
-from statebackend.state.vectorised import Keys
 
 #: The time that the rows tell, and the time that the clock tells.
 DOMAINS = ("event", "processing")
@@ -213,7 +213,7 @@ class Timers(ABC):
     def _change_many(self, keys: Any, timestamps: Any, domain: str, namespaces: Any, registers: bool) -> None:
         backend = self._backend
         backend._check_open()
-        column = Keys(keys, key_encoder(backend.key_type))
+        column = CallKeys(keys, key_encoder(backend.key_type))
         times = timestamp_column(timestamps)
         spaces = None if namespaces is None else namespace_column(namespaces)
         check_lengths(column, times, *(() if spaces is None else (spaces.numbers,)))

@@ -28,9 +28,9 @@ from statebackend.functions import Metrics, ProcessFunction
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.runtime import Batch, EventTime, Job, Task
 from statebackend.runtime.arrow_rows import rows_of
+from statebackend.runtime.batch_identity import BatchRecord
 from statebackend.runtime.batch_time import BatchTime, BatchTimes
 from statebackend.runtime.event_time import RowTimes
-from statebackend.runtime.origin import Origin
 from statebackend.runtime.output import Result
 from statebackend.state import KeyedStateBackend, StateBackend, clocks
 from statebackend.types import is_not_a_time, of, row_class
@@ -209,7 +209,7 @@ class Harness:
         begun = self._time.begin()
         batch = Batch(self._job, rows, watermark=begun.watermark, clock=begun.clock, idle=begun.idle)
         given = self._task.run(self._batch_id + 1, batch, begun.now)
-        return self._given(given, begun, batch.times)
+        return self._results(given, begun, batch.times)
 
     def advance_time(self, to: int) -> list[Any]:
         """Advance time to ``to`` milliseconds, without rows: timers that are due fire. Never goes back.
@@ -276,7 +276,7 @@ class Harness:
             [each.result() for each in pending],
             now=now or 0,
             watermark=watermark,
-            batch=Origin(time=told_by, rows_at=rows_at).to_json(),
+            batch=BatchRecord(time=told_by, rows_at=rows_at).to_json(),
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -293,9 +293,9 @@ class Harness:
         self, pairs: list[Any], begun: BatchTimes, times: RowTimes | None, late: Sequence[object] = ()
     ) -> list[Any]:
         given = self._task.run_pairs(self._batch_id + 1, pairs, begun.now, times, late)
-        return self._given(given, begun, times)
+        return self._results(given, begun, times)
 
-    def _given(self, given: Result, begun: BatchTimes, times: RowTimes | None) -> list[Any]:
+    def _results(self, given: Result, begun: BatchTimes, times: RowTimes | None) -> list[Any]:
         self._time.committed = self._time.after(begun, times)
         self._batch_id += 1
         self._task.committed(self._batch_id)

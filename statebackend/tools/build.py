@@ -27,7 +27,7 @@ from statebackend.backends import create_backend
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import UsageError
 from statebackend.state import MapStateDescriptor, StateBackend, StateDescriptor
-from statebackend.tools.progress import Progress
+from statebackend.tools.progress_line import Progress
 from statebackend.tools.tables import map_entries
 from statebackend.types import ROW, Type, of
 

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from statebackend.checkpoint import Checkpoint, CheckpointReader, StateSnapshot
 from statebackend.checkpoint.keyed.description import StateDescription, different_states
-from statebackend.checkpoint.keyed.restored_states import keyed_snapshots
-from statebackend.checkpoint.keyed.savepoints import ShownNamespaces, are_whole, keyed_part
+from statebackend.checkpoint.keyed.savepoint_rows import ShownNamespaces, are_whole, keyed_part
+from statebackend.checkpoint.keyed.state_restore import keyed_snapshots
 from statebackend.checkpoint.store.savepoint_folder import PartWriter, Savepoint
 from statebackend.errors import (
     CorruptCheckpointError,
@@ -24,7 +24,7 @@ from statebackend.errors import (
 )
 from statebackend.keys import KeyGroupRange
 from statebackend.operator_state.operator_snapshots import operator_part, operator_snapshots
-from statebackend.tools.progress import Progress
+from statebackend.tools.progress_line import Progress
 from statebackend.tools.read import SnapshotFiles, pinned_checkpoint
 from statebackend.tools.tables import unreadable
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.errors import CorruptCheckpointError, UsageError
-from statebackend.runtime.origin import Origin
+from statebackend.runtime.batch_identity import BatchRecord
 
 _log = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ def _taken_back(store: CheckpointStore, batch_id: int) -> TakenBack:
     except CorruptCheckpointError:
         return TakenBack(batch_id, None, None, {})
     manifest = checkpoint.manifest
-    origin = Origin.of(manifest)
+    origin = BatchRecord.of(manifest)
     incarnation = origin.incarnation or manifest.store
     rows = manifest.progress.get("numOutputRows")
     return TakenBack(checkpoint.id, rows, incarnation, dict(origin.targets or {}))

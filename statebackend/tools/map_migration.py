@@ -13,15 +13,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statebackend.checkpoint.keyed.description import StateDescription, different_states
-from statebackend.checkpoint.keyed.restored_states import PART as KEYED
-from statebackend.checkpoint.keyed.savepoints import keyed_parts
-from statebackend.checkpoint.store.savepoint_folder import PartWriter, Savepoint, SavepointPart, StoredState
+from statebackend.checkpoint.keyed.savepoint_rows import keyed_parts
+from statebackend.checkpoint.keyed.state_restore import PART as KEYED
+from statebackend.checkpoint.store.savepoint_folder import (
+    PartWriter,
+    Savepoint,
+    SavepointPart,
+    SavepointState,
+)
 from statebackend.errors import SerializationError, StateMigrationError, UsageError
 from statebackend.operator_state.element_columns import column_type, to_column
 from statebackend.operator_state.operator_snapshots import operator_parts
-from statebackend.runtime.start import no_state
+from statebackend.runtime.start_checks import no_state
 from statebackend.state import MapStateDescriptor
-from statebackend.tools.progress import Progress
+from statebackend.tools.progress_line import Progress
 from statebackend.tools.read import open_saved
 from statebackend.tools.tables import map_entries, unreadable
 from statebackend.types import PICKLE
@@ -166,7 +171,7 @@ def _change_of(
 
 
 def _write_changed(
-    savepoint: Savepoint, state: StoredState, change: _Change, writer: PartWriter, progress: Progress
+    savepoint: Savepoint, state: SavepointState, change: _Change, writer: PartWriter, progress: Progress
 ) -> None:
     if not state.rows:
         writer.add_state(change.becomes.to_json())
@@ -180,7 +185,9 @@ def _write_changed(
             writer.write_state(change.becomes.to_json(), first.schema, itertools.chain([first], batches))
 
 
-def _changed(file: Any, state: StoredState, change: _Change, progress: Progress) -> Iterator[pa.RecordBatch]:
+def _changed(
+    file: Any, state: SavepointState, change: _Change, progress: Progress
+) -> Iterator[pa.RecordBatch]:
     metadata = file.metadata
     for group in range(metadata.num_row_groups):
         about = metadata.row_group(group)

@@ -26,14 +26,14 @@ import pyarrow as pa
 
 from statebackend.checkpoint import Checkpoint, CheckpointReader, StateSnapshot
 from statebackend.checkpoint.format import DataFileReader, key_group_slices, read_data_file
-from statebackend.checkpoint.keyed.merged_rows import applied
-from statebackend.checkpoint.keyed.savepoints import keyed_parts, with_encoded_namespaces
-from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
+from statebackend.checkpoint.keyed.compaction import applied
+from statebackend.checkpoint.keyed.savepoint_rows import keyed_parts, with_encoded_namespaces
+from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, SavepointState
 from statebackend.errors import StoreError, UsageError
 from statebackend.keys import KeyGroupRange
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.operator_state.operator_snapshots import operator_parts, type_roles
-from statebackend.runtime.start import ambiguous, names_of, no_state
+from statebackend.runtime.start_checks import ambiguous, names_of, no_state
 from statebackend.tools.tables import (
     KEYED_KINDS,
     OWN_FORMAT,
@@ -172,16 +172,16 @@ def savepoint_table(savepoint: Savepoint, name: str) -> pa.Table:
     return with_namespaces(joined(tables, name, where), name, where)
 
 
-def _with_state(parts: list[SavepointPart], name: str) -> list[tuple[SavepointPart, StoredState]]:
+def _with_state(parts: list[SavepointPart], name: str) -> list[tuple[SavepointPart, SavepointState]]:
     return [(part, state) for part in parts for state in part.states if state.described["name"] == name]
 
 
-def _keyed_rows(savepoint: Savepoint, state: StoredState) -> pa.Table:
+def _keyed_rows(savepoint: Savepoint, state: SavepointState) -> pa.Table:
     with savepoint.open_state(state) as file:
         return pa.Table.from_batches([with_encoded_namespaces(batch) for batch in file.iter_batches()])
 
 
-def _operator_rows(savepoint: Savepoint, part: SavepointPart, state: StoredState) -> pa.Table:
+def _operator_rows(savepoint: Savepoint, part: SavepointPart, state: SavepointState) -> pa.Table:
     table = None
     if state.rows:
         with savepoint.open_state(state) as file:

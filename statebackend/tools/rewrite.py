@@ -44,15 +44,15 @@ from statebackend.checkpoint.format import (
     write_data_file,
 )
 from statebackend.checkpoint.keyed.description import different_states
-from statebackend.checkpoint.keyed.rows import RANK
-from statebackend.checkpoint.keyed.savepoints import grouping
+from statebackend.checkpoint.keyed.row_source import RANK
+from statebackend.checkpoint.keyed.savepoint_rows import grouping
 from statebackend.errors import UsageError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
-from statebackend.runtime.origin import Origin
-from statebackend.runtime.start import check_droppable, check_name
+from statebackend.runtime.batch_identity import BatchRecord
+from statebackend.runtime.start_checks import check_droppable, check_name
 from statebackend.tools.history import writing
-from statebackend.tools.progress import Progress
+from statebackend.tools.progress_line import Progress
 from statebackend.tools.read import open_checkpoint
 from statebackend.tools.tables import OWN_FORMAT
 from statebackend.types import from_config
@@ -232,7 +232,7 @@ class _Copy:
             files=self.files(manifest.files),
             now=source.now,
             watermark=source.watermark,
-            batch=Origin.of(manifest).to_json(),
+            batch=BatchRecord.of(manifest).to_json(),
             progress=manifest.progress,
         )
 

@@ -13,9 +13,9 @@ from statebackend.checkpoint import Checkpoint, CheckpointReader, CheckpointStor
 from statebackend.checkpoint.files.layout import METADATA
 from statebackend.checkpoint.format import read_data_file
 from statebackend.checkpoint.store.inventory import Inventory
-from statebackend.checkpoint.store.log import Key
+from statebackend.checkpoint.store.log import CheckpointKey
 from statebackend.errors import CorruptCheckpointError, StateBackendError, StoreError, UsageError
-from statebackend.tools.progress import Progress
+from statebackend.tools.progress_line import Progress
 from statebackend.tools.tables import OWN_FORMAT
 
 _BATCH_ROWS = 65_536
@@ -154,11 +154,11 @@ class _Verification:
         self._keys = self._log.state.kept
         self._others = self._log.names_of_others()
         #: A file, the manifests that need it, and the error.
-        self._found: list[tuple[str, list[Key], StateBackendError]] = []
-        self._opened: dict[Key, Checkpoint] = {}
+        self._found: list[tuple[str, list[CheckpointKey], StateBackendError]] = []
+        self._opened: dict[CheckpointKey, Checkpoint] = {}
 
     @contextmanager
-    def _noting(self, file: str, keys: Iterable[Key] = ()) -> Iterator[None]:
+    def _noting(self, file: str, keys: Iterable[CheckpointKey] = ()) -> Iterator[None]:
         try:
             yield
         except (CorruptCheckpointError, StoreError) as error:
@@ -173,7 +173,7 @@ class _Verification:
         for key in reversed(self._keys):
             self._open(key, metadata)
         self._check_files()
-        return self._told(can_be_opened=metadata is not None)
+        return self._report(can_be_opened=metadata is not None)
 
     def _read_metadata(self) -> Metadata | None:
         try:
@@ -182,7 +182,7 @@ class _Verification:
             self._found.append((METADATA, [], error))
             return None
 
-    def _open(self, key: Key, metadata: Metadata | None) -> None:
+    def _open(self, key: CheckpointKey, metadata: Metadata | None) -> None:
         with self._noting(key.name, [key]):
             try:
                 self._opened[key] = self._inventory.open_key(key, self._log, metadata)
@@ -190,7 +190,7 @@ class _Verification:
                 _check_dropped(error)
 
     def _check_files(self) -> None:
-        needed: dict[StoredFile, list[Key]] = {}
+        needed: dict[StoredFile, list[CheckpointKey]] = {}
         for key, checkpoint in self._opened.items():
             for file in checkpoint.files.values():
                 needed.setdefault(_same(file), []).append(key)
@@ -200,7 +200,7 @@ class _Verification:
                     self._check(file, keys)
                 progress.advance(file.size)
 
-    def _check(self, file: StoredFile, keys: list[Key]) -> None:
+    def _check(self, file: StoredFile, keys: list[CheckpointKey]) -> None:
         for key in keys:
             try:
                 _check_file(self._opened[key], file)
@@ -208,7 +208,7 @@ class _Verification:
             except UsageError as error:
                 _check_dropped(error)  # and another checkpoint may still need the file
 
-    def _told(self, *, can_be_opened: bool) -> Report:
+    def _report(self, *, can_be_opened: bool) -> Report:
         # Checkpoints are dropped before their files: what is still kept now has had all its files.
         log = self._inventory.log()
         now = log.state.kept
@@ -223,7 +223,7 @@ class _Verification:
                     unreadable.add(key)
         left_over = (self._lying & self._inventory.data_files()) - named
         problems = []
-        damaged: set[Key] = set()
+        damaged: set[CheckpointKey] = set()
         for file, keys, error in self._found:
             of_kept = [key for key in keys if key in kept]
             if of_kept or not keys:
@@ -259,7 +259,7 @@ def _same(file: StoredFile) -> StoredFile:
     return StoredFile(file.name, file.kind, file.size, file.checksum)
 
 
-def _problem(file: str, keys: list[Key], error: StateBackendError) -> Problem:
+def _problem(file: str, keys: list[CheckpointKey], error: StateBackendError) -> Problem:
     message = f"{error.message} ({error.detail})" if error.detail else error.message
     return Problem(file, sorted({key.checkpoint_id for key in keys}), error.code, message)
 

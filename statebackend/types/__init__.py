@@ -39,20 +39,20 @@ from statebackend.types.model import (
 )
 from statebackend.types.model import SCALARS as SCALARS
 from statebackend.types.normalise import DECIMAL, LIST, MAP, ROW, TUPLE, from_config, of
-from statebackend.types.records import record_builder as record_builder
-from statebackend.types.records import record_reader as record_reader
-from statebackend.types.records import row_class
+from statebackend.types.row_classes import record_builder as record_builder
+from statebackend.types.row_classes import record_reader as record_reader
+from statebackend.types.row_classes import row_class
 from statebackend.types.serializer_interface import Compatibility as Compatibility
 from statebackend.types.serializer_interface import Serializer as Serializer
-from statebackend.types.typed import ACC as ACC
-from statebackend.types.typed import IN as IN
-from statebackend.types.typed import OUT as OUT
-from statebackend.types.typed import A as A
-from statebackend.types.typed import K as K
-from statebackend.types.typed import Notation as Notation
-from statebackend.types.typed import Subscriptable as Subscriptable
-from statebackend.types.typed import T as T
-from statebackend.types.typed import V as V
+from statebackend.types.type_variables import ACC as ACC
+from statebackend.types.type_variables import IN as IN
+from statebackend.types.type_variables import OUT as OUT
+from statebackend.types.type_variables import A as A
+from statebackend.types.type_variables import K as K
+from statebackend.types.type_variables import Notation as Notation
+from statebackend.types.type_variables import Subscriptable as Subscriptable
+from statebackend.types.type_variables import T as T
+from statebackend.types.type_variables import V as V
 
 __all__ = [
     "BOOL",

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from statebackend.errors import UsageError
 from statebackend.types.layout import LAYOUTS, Layout, decimal_layout
-from statebackend.types.records import is_frozen_record, record_field_names
+from statebackend.types.row_classes import is_frozen_record, record_field_names
 from statebackend.types.serializer_interface import Serializer
-from statebackend.types.typed import K, Subscriptable, T, V
+from statebackend.types.type_variables import K, Subscriptable, T, V
 
 MAX_DECIMAL_PRECISION = 38
 

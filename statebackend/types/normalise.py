@@ -23,9 +23,9 @@ from statebackend.types.model import (
     TupleType,
     Type,
 )
-from statebackend.types.records import is_named_tuple_class
+from statebackend.types.row_classes import is_named_tuple_class
 from statebackend.types.serializer_interface import Serializer
-from statebackend.types.typed import K, Notation, T, V
+from statebackend.types.type_variables import K, Notation, T, V
 
 _PYTHON: dict[Any, Type] = {
     int: model.LONG,

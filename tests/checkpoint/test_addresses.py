@@ -16,9 +16,9 @@ from object_servers import Place, object_server
 import statebackend as sb
 from statebackend.checkpoint.files import open_files, without_secrets
 from statebackend.checkpoint.files.addresses import parse_object_address
-from statebackend.checkpoint.files.interface import Taken
 from statebackend.checkpoint.files.object_calls import ObjectCalls
-from statebackend.checkpoint.files.objects import ObjectFiles
+from statebackend.checkpoint.files.object_store import ObjectFiles
+from statebackend.checkpoint.files.store_files import NameConflictError
 from statebackend.errors import StateBackendError, UsageError
 
 
@@ -246,6 +246,6 @@ def test_conditions_that_are_switched_off_are_missed(
     files = open_files(place, single_writer=True, options=options)
     assert files.take_epoch(refuse_live=False) == 1
     files.publish("checkpoints/1.json", b"mine", 1)
-    with pytest.raises(Taken):
+    with pytest.raises(NameConflictError):
         files.publish("checkpoints/1.json", b"again", 1)
     assert files.names("checkpoints") == ["1.json"]

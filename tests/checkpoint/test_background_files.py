@@ -14,7 +14,7 @@ from all_backends import BACKENDS
 from keyed_stores import COUNT, counting, counts, create, open_store, restored_counts
 
 import statebackend as sb
-from statebackend.checkpoint.keyed import chain, merged_rows, restored_states
+from statebackend.checkpoint.keyed import chain, compaction, state_restore
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -149,7 +149,7 @@ def test_a_fork_removes_nothing(tmp_path: Path, backend: str, monkeypatch: pytes
 def test_namespaces_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
     """A piece whose files know no namespaces is merged beside one whose files do."""
     monkeypatch.setattr(chain, "FAN", 4)
-    monkeypatch.setattr(merged_rows, "PIECE_ROWS", 5)
+    monkeypatch.setattr(compaction, "PIECE_ROWS", 5)
     keyed, count = counting("heap")
     with keyed, open_store(tmp_path) as store:
         merged = 0
@@ -176,7 +176,7 @@ def test_namespaces_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r
 
 @needs_proc
 def test_a_restore_from_more_files_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restored_states, "_MOST_OPEN", 2)
+    monkeypatch.setattr(state_restore, "_MOST_OPEN", 2)
     monkeypatch.setattr(chain, "FAN", 100)
     keyed, count = counting("heap")
     with keyed, open_store(tmp_path) as store:

@@ -11,7 +11,7 @@ import pytest
 from store_files import commit, write
 
 from statebackend.checkpoint import CheckpointStore, Manifest, Metadata, StateSnapshot, StoredFile
-from statebackend.checkpoint.store.log import Entry, LogState, Restart, Run, Times
+from statebackend.checkpoint.store.log import CheckpointRun, Entry, LogState, Restart, TimeOverride
 from statebackend.checkpoint.store.sealed import parse, seal, unseal
 from statebackend.errors import CorruptCheckpointError, StateBackendError
 
@@ -168,7 +168,12 @@ def test_nothing_is_removed_while_a_manifest_cannot_be_read(three: Path) -> None
     store.open(5).verify()
 
 
-STATE = LogState("0" * 32, runs=(Run(6, 11, 2),), restarts=(Restart("1" * 32, 3, 3),), times=((7, Times(5)),))
+STATE = LogState(
+    "0" * 32,
+    runs=(CheckpointRun(6, 11, 2),),
+    restarts=(Restart("1" * 32, 3, 3),),
+    times=((7, TimeOverride(5)),),
+)
 FILE = StoredFile("data/3/a", "base", 1, 1)
 GOOD = Entry(
     "commit",

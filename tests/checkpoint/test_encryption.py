@@ -26,7 +26,7 @@ from statebackend.checkpoint.keyed import chain
 from statebackend.checkpoint.store.encryption import BLOCK
 from statebackend.checkpoint.store.log import Entry
 from statebackend.checkpoint.store.sealed import crc32c, seal, unseal
-from statebackend.runtime.output import Committed
+from statebackend.runtime.output import CommittedBatch
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -380,7 +380,7 @@ def test_output_is_read_by_its_own_checks(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         stored = write_output(store.begin_snapshot(0), table)
         checkpoint = store.commit(0, files=[stored])
-    committed = Committed(checkpoint, {}, False, "")
+    committed = CommittedBatch(checkpoint, {}, False, "")
     committed.verify_output()
     assert committed.read_output(stored).equals(table)
     assert sb.tools.verify(store).ok
@@ -519,7 +519,7 @@ def test_an_encryption_that_fails_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_query_begins_with_an_encrypted_store(tmp_path: Path) -> None:
-    from statebackend.runtime.start import source_of
+    from statebackend.runtime.start_checks import source_of
 
     one_file(tmp_path, b"x")
     store = sb.CheckpointStore(tmp_path, encryption=AesGcm())

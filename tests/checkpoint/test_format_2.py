@@ -13,7 +13,7 @@ from store_files import commit, write
 import statebackend as sb
 from statebackend.checkpoint import CheckpointStore, StateSnapshot
 from statebackend.checkpoint.files import PosixFiles
-from statebackend.checkpoint.store.reader import CheckpointReader
+from statebackend.checkpoint.store.checkpoint_reader import CheckpointReader
 from statebackend.checkpoint.store.sealed import seal, unseal
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, StoreError, UsageError
 from statebackend.keys import range_for

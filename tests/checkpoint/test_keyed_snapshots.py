@@ -18,8 +18,8 @@ from keyed_stores import KEY_TYPES, create, open_store
 from keyed_story import DESCRIPTORS, Story, contents
 
 import statebackend as sb
-from statebackend.checkpoint.keyed import chain, compiled_backend, merged_rows
-from statebackend.checkpoint.keyed import rows as writing
+from statebackend.checkpoint.keyed import chain, compaction, compiled_backend
+from statebackend.checkpoint.keyed import row_source as writing
 from statebackend.keys import VOID
 
 pytestmark = [pytest.mark.checked, pytest.mark.usefixtures("no_fsync")]
@@ -78,7 +78,7 @@ def test_any_history_of_commits_aborts_and_rollbacks_restores_to_memory(
     monkeypatch.setattr(chain, "FAN", fan)
     monkeypatch.setattr(chain, "SMALLEST_BASE", smallest_base)
     limit, size = ("PIECE_ROWS", 4) if fan == 2 else ("PIECE_BYTES", 100)
-    monkeypatch.setattr(merged_rows, limit, size)
+    monkeypatch.setattr(compaction, limit, size)
     other = "reference" if backend == "heap" else "heap"
     rewritten = 0
     with create(backend, int) as keyed, open_store(tmp_path, int, retain=3) as store:

@@ -28,7 +28,7 @@ from store_story import (
 
 from statebackend.checkpoint import StateSnapshot
 from statebackend.checkpoint.files import PosixFiles
-from statebackend.checkpoint.store.reader import CheckpointReader
+from statebackend.checkpoint.store.checkpoint_reader import CheckpointReader
 from statebackend.errors import CommitConflictError
 
 # --- the program ---

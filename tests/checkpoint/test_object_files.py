@@ -20,9 +20,9 @@ from object_servers import Place, object_server
 from simulated_disk import Dead
 from simulated_objects import Bucket, SimulatedObjectCalls
 
-from statebackend.checkpoint.files.interface import FileSink, Taken
 from statebackend.checkpoint.files.object_calls import PART_SIZE
-from statebackend.checkpoint.files.objects import ObjectFiles, RangedFile
+from statebackend.checkpoint.files.object_store import ObjectFiles, RangedFile
+from statebackend.checkpoint.files.store_files import FileSink, NameConflictError
 from statebackend.errors import UsageError
 
 __all__ = ["object_server"]
@@ -61,7 +61,7 @@ class TestEveryService:
     def test_an_entry_is_published_once(self, files: ObjectFiles) -> None:
         files.publish(ENTRY, b"mine", 1)
         assert files.read(ENTRY) == b"mine"
-        with pytest.raises(Taken):
+        with pytest.raises(NameConflictError):
             files.publish(ENTRY, b"of another", 1)
         assert files.read(ENTRY) == b"mine"
         files.publish(ENTRY, b"mine", 1)  # the same request, come again
@@ -86,7 +86,7 @@ class TestEveryService:
                 start.wait()
                 try:
                     own.publish(f"checkpoints/{sequence}.json", b"writer %d" % which, sequence)
-                except Taken:
+                except NameConflictError:
                     continue
                 won[which].append(sequence)
 
@@ -273,7 +273,7 @@ class TestPublishing:
     def test_another_was_first(self, bucket: Bucket) -> None:
         in_bucket(bucket).publish(ENTRY, b"other", 1)
         files = in_bucket(bucket)
-        with pytest.raises(Taken):
+        with pytest.raises(NameConflictError):
             files.publish(ENTRY, b"mine", 1)
         assert made(files) == ["create", "get"]
         assert files.read(ENTRY) == b"other"
@@ -306,7 +306,7 @@ class TestPublishing:
 
     def test_an_error_and_another_there_is_a_loss(self, bucket: Bucket) -> None:
         in_bucket(bucket).publish(ENTRY, b"other", 1)
-        with pytest.raises(Taken):
+        with pytest.raises(NameConflictError):
             in_bucket(bucket, ("create", "fail")).publish(ENTRY, b"mine", 1)
 
     def test_what_cannot_be_read_back_is_unknown(self, bucket: Bucket) -> None:
@@ -335,7 +335,7 @@ class TestPublishing:
         with pytest.raises(OSError, match="timed out"):
             in_bucket(bucket, ("create", "late")).publish(ENTRY, b"mine", 1)
         bucket.arrive()
-        with pytest.raises(Taken):
+        with pytest.raises(NameConflictError):
             second.publish(ENTRY, b"second", 1)
 
     def test_it_arrives_too_late(self, bucket: Bucket) -> None:
@@ -381,7 +381,7 @@ class TestWithoutConditions:
         assert made(files) == ["list"]
         files.publish(ENTRY, b"mine", 1)
         assert made(files) == ["head", "create"] + ["put"] * (answer is not None)
-        with pytest.raises(Taken):
+        with pytest.raises(NameConflictError):
             files.publish(ENTRY, b"again", 1)
         assert files.read(ENTRY) == b"mine"
 

@@ -34,8 +34,8 @@ from store_story import (
 from statebackend.backends import create_backend
 from statebackend.checkpoint import CheckpointStore, StateSnapshot
 from statebackend.checkpoint.files.object_calls import ObjectCalls
-from statebackend.checkpoint.files.objects import ObjectFiles
-from statebackend.checkpoint.store.reader import CheckpointReader
+from statebackend.checkpoint.files.object_store import ObjectFiles
+from statebackend.checkpoint.store.checkpoint_reader import CheckpointReader
 from statebackend.errors import CorruptCheckpointError, StateBackendError, UsageError
 from statebackend.keys.key_groups import range_for
 from statebackend.state import ListStateDescriptor

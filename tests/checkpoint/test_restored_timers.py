@@ -11,7 +11,7 @@ import pytest
 from all_backends import BACKENDS
 
 import statebackend as sb
-from statebackend.backends.rocksdb import load_rows
+from statebackend.backends.rocksdb import row_loader
 from statebackend.checkpoint.format import GroupedBatch, Op
 from statebackend.keys import TimeWindow, range_for
 
@@ -61,8 +61,8 @@ def test_timers_of_a_base_and_deltas_fire_in_the_same_order(
     rng: random.Random,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(load_rows, "FEWEST_IN_FILE", 20)
-    monkeypatch.setattr(load_rows, "GATHERED_BYTES", 2_000)
+    monkeypatch.setattr(row_loader, "FEWEST_IN_FILE", 20)
+    monkeypatch.setattr(row_loader, "GATHERED_BYTES", 2_000)
     spaces = NAMESPACES if has_namespaces else [sb.VOID]
     written = sb.create_backend(written_by).create_keyed_backend(key_type, max_parallelism=GROUPS)
     with sb.CheckpointStore(tmp_path).open_for_writing(key_type=key_type, max_parallelism=GROUPS) as store:

@@ -28,8 +28,8 @@ from store_story import (
 
 from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.files import PosixFiles
+from statebackend.checkpoint.store.checkpoint_reader import CheckpointReader
 from statebackend.checkpoint.store.inventory import Inventory
-from statebackend.checkpoint.store.reader import CheckpointReader
 from statebackend.errors import CommitConflictError, StateBackendError, StoreError, UsageError
 from statebackend.tools import repair
 

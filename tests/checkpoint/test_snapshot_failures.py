@@ -18,7 +18,7 @@ import statebackend as sb
 from statebackend.checkpoint import DataWriter
 from statebackend.checkpoint.files import PosixCalls
 from statebackend.checkpoint.keyed import chain
-from statebackend.checkpoint.keyed import rows as writing
+from statebackend.checkpoint.keyed import row_source as writing
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -17,7 +17,7 @@ from store_files import commit, write
 
 import statebackend as sb
 from statebackend.checkpoint import CheckpointStore, StateSnapshot, StoredFile
-from statebackend.checkpoint.store.reader import CheckpointReader
+from statebackend.checkpoint.store.checkpoint_reader import CheckpointReader
 from statebackend.errors import (
     ClosedError,
     CommitConflictError,

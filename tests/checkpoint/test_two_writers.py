@@ -24,8 +24,8 @@ import statebackend as sb
 from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.files import PosixCalls, PosixFiles, StoreFiles
 from statebackend.checkpoint.files.object_calls import ObjectCalls
-from statebackend.checkpoint.files.objects import ObjectFiles
-from statebackend.checkpoint.store.reader import CheckpointReader
+from statebackend.checkpoint.files.object_store import ObjectFiles
+from statebackend.checkpoint.store.checkpoint_reader import CheckpointReader
 from statebackend.errors import CommitConflictError, CorruptCheckpointError
 
 # --- what the two do ---

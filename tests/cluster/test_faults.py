@@ -20,8 +20,8 @@ from thread_cluster import batch_of
 
 import statebackend as sb
 from statebackend.cluster.wire import Link
-from statebackend.runtime.origin import rows_identity
-from statebackend.runtime.progress import Stopwatch
+from statebackend.runtime.batch_identity import rows_identity
+from statebackend.runtime.batch_progress import Stopwatch
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 

@@ -14,9 +14,9 @@ from raw_links import LONG
 from thread_cluster import Killed, ThreadCluster
 
 import statebackend as sb
-from statebackend.cluster.sending import ScatterPlan, TaskReport, send_rows
+from statebackend.cluster.shuffle_sender import ShufflePlan, TaskReport, send_rows
 from statebackend.cluster.wire import LinkError
-from statebackend.runtime import Incoming
+from statebackend.runtime import BatchSource
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
@@ -26,10 +26,10 @@ class Tasks(ThreadCluster):
 
     def __init__(self) -> None:
         super().__init__()
-        self.plan: ScatterPlan | None = None
-        self.attempts_of: Callable[[ScatterPlan, int, Iterable[pa.RecordBatch]], TaskReport] | None = None
+        self.plan: ShufflePlan | None = None
+        self.attempts_of: Callable[[ShufflePlan, int, Iterable[pa.RecordBatch]], TaskReport] | None = None
 
-    def scatter(self, incoming: Incoming, plan: ScatterPlan) -> list[TaskReport]:
+    def scatter(self, incoming: BatchSource, plan: ShufflePlan) -> list[TaskReport]:
         self.plan = plan
         if self.attempts_of is None:
             return super().scatter(incoming, plan)
@@ -39,7 +39,7 @@ class Tasks(ThreadCluster):
 _numbers = iter(range(1_000_000, 2_000_000))
 
 
-def sent(plan: ScatterPlan, part: int, rows: Iterable[pa.RecordBatch]) -> TaskReport:
+def sent(plan: ShufflePlan, part: int, rows: Iterable[pa.RecordBatch]) -> TaskReport:
     return send_rows(plan, rows, task=next(_numbers), partition=part)
 
 
@@ -57,7 +57,7 @@ def test_of_two_attempts_of_a_task_the_one_that_is_reported_counts(world: World)
     """Speculation: both end, and the engine keeps one. And one that fails when it has sent half of its rows."""
     world.open(cluster=Tasks)
 
-    def doubled(plan: ScatterPlan, part: int, rows: Iterable[pa.RecordBatch]) -> TaskReport:
+    def doubled(plan: ShufflePlan, part: int, rows: Iterable[pa.RecordBatch]) -> TaskReport:
         with pytest.raises(Killed):
             sent(plan, part, some_then(rows, dies))
         with ThreadPoolExecutor(2) as pool:
@@ -80,7 +80,7 @@ class Zombie:
         self._thread = ThreadPoolExecutor(1)
         self._attempts: list[Any] = []
 
-    def __call__(self, plan: ScatterPlan, part: int, rows: Iterable[pa.RecordBatch]) -> TaskReport:
+    def __call__(self, plan: ShufflePlan, part: int, rows: Iterable[pa.RecordBatch]) -> TaskReport:
         if part == 0:
             self._attempts.append(self._thread.submit(sent, plan, part, self._paused(self._rows_of(rows))))
             assert self._stands.wait(LONG)
@@ -105,7 +105,7 @@ def test_an_attempt_that_goes_on_when_the_batch_has_run_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is in the middle of its rows then, one begins only now, and one comes with those of the try before."""
-    monkeypatch.setattr("statebackend.cluster.sending._MESSAGE", 1)
+    monkeypatch.setattr("statebackend.cluster.shuffle_sender._MESSAGE", 1)
     world.open(cluster=Tasks)
     table = world.table()
     zombie = Zombie(lambda rows: [each.slice(at) for each in rows for at in (0, each.num_rows // 2)])
@@ -129,7 +129,7 @@ def test_an_attempt_that_nobody_named_is_refused_where_the_batch_has_no_other_ro
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else what it sends would wait at hosts until there is another batch."""
-    monkeypatch.setattr("statebackend.cluster.sending._MESSAGE", 1)
+    monkeypatch.setattr("statebackend.cluster.shuffle_sender._MESSAGE", 1)
     world.open(cluster=Tasks)
     half = world.table().to_batches()
     zombie = world.cluster.attempts_of = Zombie(lambda rows: [*half, *half])
@@ -148,7 +148,7 @@ def test_rows_that_fit_nowhere_are_an_error_that_says_so(
     """Not a lost host: another try would find the same. And also where the host closes while the task still sends."""
     if not is_read:
         monkeypatch.setattr("statebackend.cluster.wire._FINISH", 0.0)
-        monkeypatch.setattr("statebackend.cluster.sending._MESSAGE", 1 << 16)
+        monkeypatch.setattr("statebackend.cluster.shuffle_sender._MESSAGE", 1 << 16)
     world.open(memory=100, staged_on_disk=100)
     wide = pa.table({"user": ["a" * 1000] * 20_000, "n": [1] * 20_000, "rule": [False] * 20_000})
     with pytest.raises(sb.StoreError) as caught:
@@ -176,7 +176,7 @@ def test_one_batch_of_the_engine_may_be_larger_than_a_frame(
 ) -> None:
     """Spark bounds its Arrow batches by rows, of which each may be long: broadcast ones, too, and of all lengths."""
     monkeypatch.setattr("statebackend.cluster.wire.MAX_BODY", 1 << 20)
-    monkeypatch.setattr("statebackend.cluster.sending._LARGEST", 1 << 19)
+    monkeypatch.setattr("statebackend.cluster.shuffle_sender._LARGEST", 1 << 19)
     world.open(cluster=Tasks)
     world.cluster.attempts_of = lambda plan, part, rows: sent(
         plan, part, pa.Table.from_batches(rows).combine_chunks().to_batches()
@@ -191,7 +191,7 @@ def test_one_batch_of_the_engine_may_be_larger_than_a_frame(
 def test_hosts_that_are_lost_in_every_try_fail_the_batch_and_the_next_call_works(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("statebackend.cluster.scattered_execution._REPORT", 0.05)  # nobody reports its end
+    monkeypatch.setattr("statebackend.cluster.cluster_execution._REPORT", 0.05)  # nobody reports its end
     world.open(max_tries=2)
     world.batch()
     tries = [0, 0]

@@ -15,7 +15,7 @@ from all_backends import BACKENDS
 from host_queries import HostQuery, LocalQuery, rows_out, state_of
 
 import statebackend as sb
-from statebackend.runtime import Committed, EventTime, Job
+from statebackend.runtime import CommittedBatch, EventTime, Job
 from statebackend.testing import ManualClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
@@ -283,7 +283,7 @@ def by_key(rows: list[tuple[Any, ...]]) -> dict[Any, list[tuple[Any, ...]]]:
 _OWN = ("memoryUsedBytes", "commitTimeMs", "hosts", "numHeartbeats")
 
 
-def same(ours: Committed, theirs: Committed) -> None:
+def same(ours: CommittedBatch, theirs: CommittedBatch) -> None:
     """The same rows, of each key in the same order, and the same figures."""
     assert set(ours.outputs) == set(theirs.outputs)
     for name in theirs.outputs:

@@ -26,8 +26,8 @@ from statebackend.backends.heap import HeapBackend
 from statebackend.cluster import host
 from statebackend.cluster import hosts as cluster_hosts
 from statebackend.cluster.host import Host
+from statebackend.cluster.host_options import HostOptions
 from statebackend.cluster.hosts import _MOST_REFUSALS, Hosts, Question
-from statebackend.cluster.options import HostOptions
 from statebackend.cluster.wire import LinkError
 from statebackend.runtime import Job
 
@@ -116,7 +116,7 @@ def test_a_host_that_sees_another_folder_is_refused_before_the_first_batch(tmp_p
 def test_a_host_whose_files_the_driver_does_not_see_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave = host.reaching.leave_token
+    leave = host.store_probe.leave_token
 
     def lost(writer: Any) -> Any:
         token = leave(writer)
@@ -125,7 +125,7 @@ def test_a_host_whose_files_the_driver_does_not_see_is_refused(
                 each.unlink()
         return token
 
-    monkeypatch.setattr(host.reaching, "leave_token", lost)
+    monkeypatch.setattr(host.store_probe, "leave_token", lost)
     # The driver's own is one that hosts do not find.
     unseen = pytest.raises(sb.UsageError, match="cannot be read here")
     with closing(HostQuery(tmp_path, JOB, 1)) as query, unseen:
@@ -136,7 +136,7 @@ def test_full_disk_is_named_when_hosts_start(small_disk: Path) -> None:
     with sb.CheckpointStore(small_disk / "state").open_for_writing(key_type=int, max_parallelism=4) as store:
         fill(small_disk / "ballast")
         with pytest.raises(sb.StoreError, match="No space left"):
-            host.reaching.leave_token(store.data_writer())
+            host.store_probe.leave_token(store.data_writer())
         (small_disk / "ballast").unlink()
 
 

@@ -15,7 +15,7 @@ import pytest
 from all_backends import BACKENDS
 
 import statebackend as sb
-from statebackend.checkpoint.files.calls import PosixCalls
+from statebackend.checkpoint.files.posix_calls import PosixCalls
 from statebackend.testing import ManualClock
 
 Keyed = sb.KeyedStateBackend

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import statebackend as sb
-from statebackend.backends.heap import vectorised as on_heap
-from statebackend.backends.rocksdb import single as on_rocksdb
+from statebackend.backends.heap import column_methods as on_heap
+from statebackend.backends.rocksdb import single_state as on_rocksdb
 from statebackend.testing import ManualClock
 
 pytestmark = pytest.mark.checked

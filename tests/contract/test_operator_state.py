@@ -14,7 +14,7 @@ from contract.conftest import backend_params
 import statebackend as sb
 from statebackend.functions import FunctionInitializationContext
 from statebackend.operator_state import redistribute
-from statebackend.state import Mark
+from statebackend.state import BackendMark
 
 pytestmark = pytest.mark.checked
 
@@ -248,7 +248,7 @@ def test_restoring_at_another_parallelism(backend: sb.StateBackend) -> None:
 def test_lists_return_to_a_mark_after_any_use(operator: sb.OperatorStateBackend, rng: random.Random) -> None:
     state = operator.get_list_state(numbers())
     expected: list[int] = []
-    marks: list[tuple[Mark, list[int]]] = []
+    marks: list[tuple[BackendMark, list[int]]] = []
     views: list[tuple[Any, list[int]]] = []
     for step in range(1500):
         often = ["add", "add_all", "mark", "back", "view"]

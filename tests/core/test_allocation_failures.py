@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from map_model import Layout, array_of, packed, reduce_many, value_maker
 
-from statebackend._core.batches import kernels
 from statebackend._core.core_probe import MapTable, StateTable, dirty, fail_allocation
+from statebackend._core.kernels import batch_kernels
 from statebackend._core.tables.state_core import StateCore
 from statebackend.errors import ClosedError, MemoryLimitError
 
@@ -267,17 +267,17 @@ def batch_of(world: World, rows: int) -> tuple[Any, Any]:
 
 def update(world: World, rows: int, threads: int) -> None:
     keys, values = batch_of(world, rows)
-    (kernels.append_many if world.is_list else kernels.update_many)(
+    (batch_kernels.append_many if world.is_list else batch_kernels.update_many)(
         world.table, keys, values, threads=threads
     )
 
 
 def remove(world: World, rows: int, threads: int) -> None:
-    kernels.remove_many(world.table, batch_of(world, rows)[0], threads=threads)
+    batch_kernels.remove_many(world.table, batch_of(world, rows)[0], threads=threads)
 
 
 def read(world: World, rows: int, threads: int) -> None:
-    kernels.find_many(world.table, batch_of(world, rows)[0], threads=threads)
+    batch_kernels.find_many(world.table, batch_of(world, rows)[0], threads=threads)
 
 
 def reduce(world: World, rows: int, threads: int) -> None:
@@ -338,7 +338,7 @@ def test_a_batch_that_could_not_begin_leaves_no_undo_behind() -> None:
     fail_allocation(1)
     try:
         with pytest.raises(MemoryError):
-            kernels.update_many(table, np.array([1]), np.array([1], np.int8))
+            batch_kernels.update_many(table, np.array([1]), np.array([1], np.int8))
     finally:
         fail_allocation(0)
     core.release(mark)
@@ -475,7 +475,7 @@ def test_a_batch_that_passes_max_bytes_changes_nothing(headroom: int, threads: i
     """Undoing needs memory too, while there is none: a clone that replaced an entry is recorded."""
     world = World(Layout("long"), condition, 0, max_parallelism=8, initial_capacity=64)
     keys = np.arange(60_000)
-    kernels.update_many(world.table, keys[:40_000], keys[:40_000])
+    batch_kernels.update_many(world.table, keys[:40_000], keys[:40_000])
     if condition != "plain":
         world.views.append(world.core.snapshot())
     before = world.seen()
@@ -484,7 +484,7 @@ def test_a_batch_that_passes_max_bytes_changes_nothing(headroom: int, threads: i
     for size in (1_000, 5_000, 20_000, 60_000, 400_000):
         rows = np.arange(size)[::-1].copy()
         try:
-            kernels.update_many(world.table, rows, rows + 1, threads=threads)
+            batch_kernels.update_many(world.table, rows, rows + 1, threads=threads)
         except MemoryLimitError:
             break
     else:
@@ -505,9 +505,9 @@ def test_a_rollback_works_at_the_limit() -> None:
     """The way out of a batch that passed max_bytes; under a snapshot it clones what it restores."""
     world = World(Layout("long"), "plain", 0, max_parallelism=8, initial_capacity=64)
     keys = np.arange(40_000)
-    kernels.update_many(world.table, keys, keys)
+    batch_kernels.update_many(world.table, keys, keys)
     mark = world.core.mark()
-    kernels.update_many(world.table, keys, -keys)
+    batch_kernels.update_many(world.table, keys, -keys)
     world.views.append(world.core.snapshot())
     world.core.arena.set_limit(world.core.metrics()["used_bytes"])
     with pytest.raises(MemoryLimitError):
@@ -547,7 +547,7 @@ def test_a_call_that_fails_is_undone_or_is_the_end(condition: str, times: int) -
     for n in points():
         core = StateCore(seed=11)
         table = StateTable(core, value="short", max_parallelism=1, initial_capacity=4)
-        kernels.update_many(table, keys[:size], values[:size])
+        batch_kernels.update_many(table, keys[:size], values[:size])
         table.put(size + 99, 1)
         before = {(entry.key, 0): entry.value for entry in table}
         held: dict[str, Any] = {}

@@ -12,9 +12,9 @@ import pytest
 from ids import stable_repr
 from processes import run
 
-from statebackend._core.batches import kernels
 from statebackend._core.core_probe import MapTable, StateTable
-from statebackend._core.tables.state_core import Mark, StateCore
+from statebackend._core.kernels import batch_kernels
+from statebackend._core.tables.state_core import CoreMark, StateCore
 from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
 
 pytestmark = pytest.mark.checked
@@ -135,7 +135,7 @@ def test_namespaces_and_timestamps_that_do_not_fit() -> None:
         for call in (
             lambda namespace=namespace: table.put(1, 1, namespace),
             lambda namespace=namespace: table.get(1, namespace),
-            lambda namespace=namespace: kernels.update_many(
+            lambda namespace=namespace: batch_kernels.update_many(
                 table, np.arange(2), np.arange(2), namespace=namespace
             ),
         ):
@@ -238,7 +238,7 @@ def test_a_table_or_view_needs_a_core(wrong: Any) -> None:
             call(wrong)
     for call in (core.rollback, StateTable(core).dirty):
         with pytest.raises(UsageError):
-            call(Mark())
+            call(CoreMark())
 
 
 # --- snapshots ----------------------------------------------------------------------------------------------
@@ -286,10 +286,10 @@ AFTER_CLOSE = [
     "table.map_info(0)",
     "table.metrics()",
     "table._check()",
-    "kernels.get_many(table, keys)",
-    "kernels.update_many(table, keys, keys)",
-    "kernels.remove_many(table, keys)",
-    "kernels.find_many(table, keys)",
+    "batch_kernels.get_many(table, keys)",
+    "batch_kernels.update_many(table, keys, keys)",
+    "batch_kernels.remove_many(table, keys)",
+    "batch_kernels.find_many(table, keys)",
     "add_many(table, keys, keys, AddPlan('sum', 'long'))",
     "core.mark()",
     "core.rollback(mark)",
@@ -307,8 +307,8 @@ AFTER_CLOSE = [
 ]
 SETUP = """
 import numpy as np
-from statebackend._core.batches import kernels
-from statebackend._core.batches.adding_kernels import add_many
+from statebackend._core.kernels import batch_kernels
+from statebackend._core.kernels.aggregation_kernels import add_many
 from statebackend._core.core_probe import MapTable, StateTable
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
@@ -368,7 +368,7 @@ def test_a_call_inside_a_call() -> None:
             lambda: table.get(1),
             lambda: table.put(2, [2]),
             core.advance,
-            lambda: kernels.find_many(table, np.arange(3)),
+            lambda: batch_kernels.find_many(table, np.arange(3)),
         ):
             with pytest.raises(UsageError) as error:
                 call()
@@ -397,7 +397,7 @@ def test_a_call_on_another_thread_during_a_batch() -> None:
         nonlocal batches
         while not stop.is_set():
             try:
-                kernels.update_many(table, keys, keys)
+                batch_kernels.update_many(table, keys, keys)
                 batches += 1
             except UsageError:
                 pass  # the other thread was inside first

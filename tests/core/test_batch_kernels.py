@@ -17,8 +17,14 @@ import pytest
 from map_model import packed
 from twin.cow_map import hash_int
 
-from statebackend._core.batches import adding_kernels, expiring_kernels, gathering, kernels, map_kernels
 from statebackend._core.core_probe import MapTable, StateTable
+from statebackend._core.kernels import (
+    aggregation_kernels,
+    batch_kernels,
+    gather_kernels,
+    map_kernels,
+    ttl_kernels,
+)
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
 from statebackend.errors import KeyGroupError, MemoryLimitError, UsageError
@@ -158,7 +164,7 @@ class Kind:
 
 
 def stored(table: StateTable, key: Any, namespace: int) -> bytes | None:
-    values, found = kernels.get_many(table, as_keys([key]), namespace=namespace)
+    values, found = batch_kernels.get_many(table, as_keys([key]), namespace=namespace)
     if not found[0]:
         return None
     part = parts_of(values)[0]
@@ -220,10 +226,10 @@ def test_adding_is_the_python_definition_row_by_row(
             }
             if failed:
                 with pytest.raises(OverflowError, match="position"):
-                    adding_kernels.add_many(table, as_keys(rows), kind.column(values), kind.plan, **call)
+                    aggregation_kernels.add_many(table, as_keys(rows), kind.column(values), kind.plan, **call)
             else:
                 model = after
-                touched = adding_kernels.add_many(
+                touched = aggregation_kernels.add_many(
                     table, as_keys(rows), kind.column(values), kind.plan, return_touched=nulls is None, **call
                 )
                 if nulls is None:
@@ -276,10 +282,10 @@ def test_large_batches_on_threads(
                 model.pop(key, None)
             else:
                 model[key] = kind.step(model.get(key), value)
-        adding_kernels.add_many(
+        aggregation_kernels.add_many(
             table, as_keys(keys), kind.column(values), kind.plan, nulls=nulls, threads=threads
         )
-        column, found = kernels.get_many(table, np.arange(3_000))
+        column, found = batch_kernels.get_many(table, np.arange(3_000))
         for key in range(3_000):
             part = (
                 column[key : key + 1].tobytes() if isinstance(column, np.ndarray)
@@ -311,11 +317,11 @@ def test_plans_that_do_not_fit() -> None:
         (AddPlan("sum", "long"), np.ones(2, dtype=np.int64)),
     ]:
         with pytest.raises(UsageError):
-            adding_kernels.add_many(table, one, values, plan)
+            aggregation_kernels.add_many(table, one, values, plan)
     for options in ({"ttl": 5}, {"nulls": np.zeros(2, dtype=bool)}):
         with pytest.raises(UsageError):
-            adding_kernels.add_many(table, one, one, AddPlan("sum", "long"), **options)
-    for read in (expiring_kernels.read_many, expiring_kernels.look_many):
+            aggregation_kernels.add_many(table, one, one, AddPlan("sum", "long"), **options)
+    for read in (ttl_kernels.read_many, ttl_kernels.look_many):
         with pytest.raises(UsageError):  # which needs timestamps
             read(table, np.arange(2), now=5, ttl=5)
     assert len(table) == 0
@@ -411,9 +417,11 @@ def test_after_a_call_without_memory_there_is_as_much_as_before(threads: int) ->
         table.put(1, b"before")
         core.mark()
         with pytest.raises(MemoryLimitError):
-            kernels.update_many(table, np.arange(20_000), packed([b"x" * 600] * 20_000), threads=threads)
+            batch_kernels.update_many(
+                table, np.arange(20_000), packed([b"x" * 600] * 20_000), threads=threads
+            )
         assert core.metrics()["used_bytes"] <= 6 << 20
-        kernels.update_many(table, np.arange(9), packed([b"y"] * 9))
+        batch_kernels.update_many(table, np.arange(9), packed([b"y"] * 9))
         assert len(table) == 9
         table._check()
 
@@ -458,13 +466,13 @@ def test_lists_of_a_mark_that_was_rolled_back() -> None:
         table.append(1, -n)
     core.rollback(mark)
     table.append(1, 7)
-    offsets, elements = gathering.lists_at(table, kernels.find_many(table, np.array([1, 2])))
+    offsets, elements = gather_kernels.lists_at(table, batch_kernels.find_many(table, np.array([1, 2])))
     assert offsets.tolist() == [0, 101, 101]
     assert elements.tolist() == [*range(100), 7]
     with pytest.raises(UsageError):
-        gathering.values_at(table, np.zeros(1, dtype=np.uint32))
+        gather_kernels.values_at(table, np.zeros(1, dtype=np.uint32))
     with pytest.raises(UsageError):
-        gathering.lists_at(StateTable(core), np.zeros(1, dtype=np.uint32))
+        gather_kernels.lists_at(StateTable(core), np.zeros(1, dtype=np.uint32))
 
 
 def test_a_read_that_renews_finds_keys_that_a_row_before_it_has_moved() -> None:
@@ -490,7 +498,7 @@ def test_a_read_that_renews_finds_keys_that_a_row_before_it_has_moved() -> None:
     # The block's share of the rehash moves the first buckets. Its first row copies a page, and moves a bucket more.
     keys = by_page[1][:1] + [key for key in recent if hash_int(key, 0, 1) & 0x3F in (1, 2, 3, 4)][:31]
     rows = np.array([elsewhere] * 4_064 + keys)
-    values, found = expiring_kernels.read_many(table, rows, now=2, ttl=100, renews=True)
+    values, found = ttl_kernels.read_many(table, rows, now=2, ttl=100, renews=True)
     assert parts_of(values[4_064:], found[4_064:]) == keys
     assert [table.timestamp(key) for key in keys] == [2] * 32
     view.release()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from map_model import packed, reduce_many
 
-from statebackend._core.batches import kernels
 from statebackend._core.core_probe import StateTable
+from statebackend._core.kernels import batch_kernels
 from statebackend._core.tables.state_core import StateCore
 
 pytestmark = pytest.mark.checked
@@ -41,14 +41,14 @@ def test_all_blobs_come_back_whatever_the_number_of_threads(np_rng: np.random.Ge
         order = np_rng.permutation(keys)
         given = values_for(order, turn)
         names = packed([b"key %d" % key for key in order.tolist()])
-        kernels.update_many(table, names, packed(given), threads=threads)
+        batch_kernels.update_many(table, names, packed(given), threads=threads)
         core.arena._check()
         seen.append(run_bytes(core))
         some = order[:50].tolist()
         assert [table.get(b"key %d" % key) for key in some] == given[:50]
     # How many slabs the lanes share depends on who comes first; what were lost would add up over six turns.
     assert max(seen[6:]) <= 1.3 * max(seen[:6])
-    kernels.remove_many(table, packed([b"key %d" % key for key in keys.tolist()]), threads=3)
+    batch_kernels.remove_many(table, packed([b"key %d" % key for key in keys.tolist()]), threads=3)
     drain(core)
     assert core.arena.usage()["blob_bytes"] == 0
     assert run_bytes(core) < 1 << 20
@@ -59,13 +59,13 @@ def growth_by_new_values(before: int, after: int) -> int:
     core = StateCore()
     table = StateTable(core, value="bytes")
     keys = np.arange(ROWS)
-    kernels.update_many(table, keys, packed([b"%024d" % key for key in keys.tolist()]), threads=before)
+    batch_kernels.update_many(table, keys, packed([b"%024d" % key for key in keys.tolist()]), threads=before)
     # No slab becomes empty.
-    kernels.remove_many(table, keys[::2].copy(), threads=before)
+    batch_kernels.remove_many(table, keys[::2].copy(), threads=before)
     full = run_bytes(core)
     values = [b"%024d" % key for key in keys[::2].tolist()]
     if after:
-        kernels.update_many(table, keys[::2].copy(), packed(values), threads=after)
+        batch_kernels.update_many(table, keys[::2].copy(), packed(values), threads=after)
     else:
         for key, value in zip(keys[::2].tolist(), values, strict=True):
             table.put(key, value)
@@ -89,7 +89,7 @@ def test_byte_keys_that_differ_in_one_byte_are_told_apart() -> None:
     for threads in (1, 2):
         reduce_many(table, packed(rows), np.arange(len(rows)), "last", threads=threads)
         assert len(table) == len(keys)
-        found, _ = kernels.get_many(table, packed(rows), threads=threads)
+        found, _ = batch_kernels.get_many(table, packed(rows), threads=threads)
         assert found.tolist() == [2 * (row // 2) + 1 for row in range(len(rows))]
     assert [table.get(key) for key in keys] == [2 * at + 1 for at in range(len(keys))]
     assert table.get(b"k" * 40) is None

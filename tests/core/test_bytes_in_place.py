@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from map_model import Layout, array_of, packed
 
-from statebackend._core.batches import adding_kernels, expiring_kernels, kernels
 from statebackend._core.core_probe import StateTable, fail_allocation
+from statebackend._core.kernels import aggregation_kernels, batch_kernels, ttl_kernels
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
 
@@ -64,7 +64,7 @@ class Story:
         values = [self.value() for _ in numbers]
         stamp = self.stamp()
         columns = self.keys(numbers), array_of(values, self.layout.value)
-        kernels.update_many(self.table, *columns, timestamp=stamp or 0, threads=self.rng.choice((1, 3)))
+        batch_kernels.update_many(self.table, *columns, timestamp=stamp or 0, threads=self.rng.choice((1, 3)))
         for number, value in zip(numbers, values, strict=True):
             self.now[self.key(number)] = value, stamp
 
@@ -75,7 +75,7 @@ class Story:
         stamp = self.stamp()
         plan = AddPlan("last", self.layout.value)
         columns = self.keys(numbers), array_of(values, self.layout.value)
-        adding_kernels.add_many(self.table, *columns, plan, nulls=nulls, timestamp=stamp or 0)
+        aggregation_kernels.add_many(self.table, *columns, plan, nulls=nulls, timestamp=stamp or 0)
         for number, value, is_null in zip(numbers, values, nulls, strict=True):
             if is_null:
                 self.now.pop(self.key(number), None)
@@ -84,7 +84,7 @@ class Story:
 
     def remove(self) -> None:
         numbers = self.rng.sample(range(KEYS), KEYS // 5)
-        kernels.remove_many(self.table, self.keys(numbers))
+        batch_kernels.remove_many(self.table, self.keys(numbers))
         for number in numbers:
             self.now.pop(self.key(number), None)
 
@@ -113,7 +113,7 @@ class Story:
     def check(self) -> None:
         found = {each.key: (each.value, self.table.timestamp(each.key)) for each in list(self.table)}
         assert found == self.now
-        values, there = kernels.get_many(self.table, self.keys(list(range(KEYS))))
+        values, there = batch_kernels.get_many(self.table, self.keys(list(range(KEYS))))
         got = values_of(values)
         for number in range(KEYS):
             value = self.now.get(self.key(number))
@@ -154,21 +154,21 @@ def filled(values: list[bytes]) -> tuple[StateCore, StateTable, Any]:
     core = StateCore()
     table = StateTable(core, value="bytes", max_parallelism=3)
     keys = np.arange(len(values))
-    kernels.update_many(table, keys, packed(values))
+    batch_kernels.update_many(table, keys, packed(values))
     return core, table, keys
 
 
 def contents(table: StateTable) -> list[bytes]:
-    return values_of(kernels.get_many(table, np.arange(len(table)))[0])
+    return values_of(batch_kernels.get_many(table, np.arange(len(table)))[0])
 
 
 def test_bytes_of_the_same_size_take_no_memory() -> None:
     core, table, keys = filled([b"old value %6d" % number for number in range(ROWS)])
     mark = core.mark()
-    kernels.update_many(table, keys, packed([b"new value %6d" % number for number in range(ROWS)]))
+    batch_kernels.update_many(table, keys, packed([b"new value %6d" % number for number in range(ROWS)]))
     in_place = core.arena.usage()["run_bytes"]
     core.rollback(mark)
-    kernels.update_many(
+    batch_kernels.update_many(
         table, keys, packed([b"a much longer new value %6d" % number for number in range(ROWS)])
     )
     in_place_of_others = core.arena.usage()["run_bytes"]
@@ -182,8 +182,10 @@ def test_an_undo_that_finds_bytes_of_another_size_can_be_repeated() -> None:
     old = [b"old value %6d" % number for number in range(ROWS)]
     core, table, keys = filled(old)
     mark = core.mark()
-    kernels.update_many(table, keys, packed([b"new value %6d" % number for number in range(ROWS)]))
-    kernels.update_many(table, keys, packed([b"longer than before %6d" % number for number in range(ROWS)]))
+    batch_kernels.update_many(table, keys, packed([b"new value %6d" % number for number in range(ROWS)]))
+    batch_kernels.update_many(
+        table, keys, packed([b"longer than before %6d" % number for number in range(ROWS)])
+    )
     fail_allocation(100, 1 << 40)
     try:
         with pytest.raises(MemoryError):
@@ -206,7 +208,7 @@ def test_a_failed_batch_gives_bytes_back(rng: random.Random) -> None:
         values = [rng.randbytes(16 if rng.random() < 0.9 else 40) for _ in numbers]
         fail_allocation(wait, 1 << 40)
         try:
-            kernels.update_many(table, np.array(numbers), packed(values))
+            batch_kernels.update_many(table, np.array(numbers), packed(values))
         except MemoryError:
             failed += 1
             fail_allocation(0)
@@ -224,22 +226,22 @@ def test_what_no_snapshot_needs_goes_while_one_lives(kind: str) -> None:
     core = StateCore()
     table = StateTable(core, value="bytes", timestamps=kind == "renewed", max_parallelism=4)
     keys = np.arange(2 * ROWS)
-    kernels.update_many(table, keys, packed([b"v" * 20 for _ in keys]), timestamp=1)
+    batch_kernels.update_many(table, keys, packed([b"v" * 20 for _ in keys]), timestamp=1)
     view = core.snapshot()
     used = []
     for number in range(20):
         if kind == "renewed":
-            expiring_kernels.read_many(table, keys, now=number, ttl=1_000, renews=True)
+            ttl_kernels.read_many(table, keys, now=number, ttl=1_000, renews=True)
         elif kind == "cleared again":
             new = keys + len(keys)
-            kernels.update_many(table, new, packed([b"v" for _ in new]))
+            batch_kernels.update_many(table, new, packed([b"v" for _ in new]))
             nothing = packed([b"" for _ in new])
-            adding_kernels.add_many(
+            aggregation_kernels.add_many(
                 table, new, nothing, AddPlan("last", "bytes"), nulls=np.ones(len(new), bool)
             )
         else:  # and one row of the snapshot's
             some = np.append(keys[:ROWS], ROWS + number)
-            kernels.update_many(table, some, packed([b"v" * (10 + 30 * (number % 2)) for _ in some]))
+            batch_kernels.update_many(table, some, packed([b"v" * (10 + 30 * (number % 2)) for _ in some]))
         used.append(core.arena.usage()["run_bytes"])
     assert max(used[5:]) <= 1.1 * max(used[:5])
     view.release()
@@ -250,5 +252,5 @@ def test_none_is_not_overwritten_in_place() -> None:
     table = StateTable(StateCore(), value="bytes", nullable=True, max_parallelism=1)
     for number in range(ROWS):
         table.put(number, None)
-    kernels.update_many(table, np.arange(ROWS), packed([b"new" for _ in range(ROWS)]))
+    batch_kernels.update_many(table, np.arange(ROWS), packed([b"new" for _ in range(ROWS)]))
     assert table.get(7) == b"new"

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from statebackend._core.batches.kernels import remove_many, update_many
 from statebackend._core.core_probe import MapTable, StateTable
+from statebackend._core.kernels.batch_kernels import remove_many, update_many
 from statebackend._core.snapshots.changes import changed_entries, count_changes
 from statebackend._core.tables.state_core import StateCore
 from statebackend.errors import UsageError

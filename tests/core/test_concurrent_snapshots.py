@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 from map_model import packed, unpacked
 
-from statebackend._core.batches import kernels
 from statebackend._core.core_probe import StateTable
+from statebackend._core.kernels import batch_kernels
 from statebackend._core.snapshots.snapshot_view import SnapshotView
 from statebackend._core.tables.state_core import StateCore
 
@@ -87,7 +87,7 @@ class Mutator:
             lengths = np.maximum(self.state[keys], 0)
             elements = keys << 20 | lengths
             values = elements if self.kind == "list" else packed([b"%d" % e for e in elements])
-            kernels.append_many(self.table, keys, values, threads=threads)
+            batch_kernels.append_many(self.table, keys, values, threads=threads)
             self.state[keys] = lengths + 1
         elif self.kind == "object":
             for key in keys[:300].tolist():
@@ -99,7 +99,7 @@ class Mutator:
                 if self.kind == "long"
                 else packed([self.value(key, self.version) for key in keys.tolist()])
             )
-            kernels.update_many(self.table, keys, values, threads=threads)
+            batch_kernels.update_many(self.table, keys, values, threads=threads)
             self.state[keys] = self.version
 
     def remove(self, rows: int) -> None:
@@ -109,7 +109,7 @@ class Mutator:
             for key in keys.tolist():
                 self.table.remove(key)
         else:
-            kernels.remove_many(self.table, keys, threads=self.random.choice((1, 2)))
+            batch_kernels.remove_many(self.table, keys, threads=self.random.choice((1, 2)))
         self.state[keys] = ABSENT
 
     def scalar_calls(self, n: int) -> None:
@@ -249,7 +249,9 @@ def test_a_snapshot_of_a_growing_table_in_the_middle_of_a_rehash(rng: random.Ran
         readers.append((thread, found, n))
         # Small steps through a rehash, long ones to the next.
         rows = rng.randrange(1, 20 if is_rehashing else 500)
-        kernels.update_many(table, np.arange(n, n + rows), np.arange(n, n + rows), threads=rng.choice((1, 2)))
+        batch_kernels.update_many(
+            table, np.arange(n, n + rows), np.arange(n, n + rows), threads=rng.choice((1, 2))
+        )
         n += rows
         if len(readers) == 4:
             for thread, found, size in readers:

@@ -13,8 +13,8 @@ from map_model import reduce_many
 from meddling import Meddler
 from processes import run
 
-from statebackend._core.batches import adding_kernels, kernels, map_kernels
 from statebackend._core.core_probe import MapTable, StateTable
+from statebackend._core.kernels import aggregation_kernels, batch_kernels, map_kernels
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
 
@@ -134,21 +134,21 @@ def test_batches(threads: int) -> None:
     sums = StateTable(world.core, value="long", max_parallelism=1)
     with world.meddler.at_work():
         for turn in range(3):
-            kernels.update_many(world.wide, keys, values, threads=threads)
-            kernels.update_many(sums, keys, keys + turn, threads=threads)
+            batch_kernels.update_many(world.wide, keys, values, threads=threads)
+            batch_kernels.update_many(sums, keys, keys + turn, threads=threads)
             first, touched = reduce_many(
                 sums, keys, np.ones_like(keys), "sum", threads=threads, return_touched=True
             )
             assert (touched == keys[first] + turn + 1).all()
-            read, found = kernels.get_many(sums, keys, threads=threads)
+            read, found = batch_kernels.get_many(sums, keys, threads=threads)
             assert found.all()
             assert (read == keys + turn + 1).all()
-            first, accumulated = adding_kernels.add_many(
+            first, accumulated = aggregation_kernels.add_many(
                 mean, keys, keys.astype(float), AddPlan("average"), threads=threads, return_touched=True
             )
             assert len(first) == len(accumulated) == len(keys)
-            kernels.append_many(world.list, keys[:500], keys[:500], threads=threads)
-            offsets, elements = kernels.lists_of(world.list, keys[:500], threads=threads)
+            batch_kernels.append_many(world.list, keys[:500], keys[:500], threads=threads)
+            offsets, elements = batch_kernels.lists_of(world.list, keys[:500], threads=threads)
             assert (np.diff(offsets) == turn + 1).all()
             assert (elements == np.repeat(keys[:500], turn + 1)).all()
             map_kernels.put_many(world.map, keys, keys % 3, texts, threads=threads)
@@ -244,8 +244,8 @@ def test_an_interrupt_while_threads_are_called_refuses_the_batch_whole(
 ) -> None:
     table = StateTable(StateCore(), value="long")
     keys = np.arange(20_000)
-    kernels.update_many(table, keys, keys)
-    pool = kernels._thread_pool()
+    batch_kernels.update_many(table, keys, keys)
+    pool = batch_kernels._thread_pool()
     numbers = itertools.count()
 
     class Interrupted:
@@ -255,10 +255,10 @@ def test_an_interrupt_while_threads_are_called_refuses_the_batch_whole(
                 raise KeyboardInterrupt
             pool.submit(work)
 
-    monkeypatch.setattr(kernels, "_thread_pool", Interrupted)
+    monkeypatch.setattr(batch_kernels, "_thread_pool", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        kernels.update_many(table, keys, -keys, threads=4)
-    values, _ = kernels.get_many(table, keys)
+        batch_kernels.update_many(table, keys, -keys, threads=4)
+    values, _ = batch_kernels.get_many(table, keys)
     assert (values == keys).all()
     table._check()
 

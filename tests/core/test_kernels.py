@@ -22,8 +22,8 @@ from map_model import (
 )
 from processes import run
 
-from statebackend._core.batches import kernels
 from statebackend._core.core_probe import StateTable
+from statebackend._core.kernels import batch_kernels
 from statebackend._core.key_groups import HashPlan
 from statebackend._core.tables.state_core import StateCore
 from statebackend.errors import KeyGroupError, UsageError
@@ -174,7 +174,7 @@ def test_update_get_and_remove(layout: Layout, day_rng: random.Random) -> None:
 
         numbers, values = pair.numbers(rows), [pair.value() for _ in range(rows)]
         is_empty_block = rows == 0 and isinstance(pair.kind, int)
-        kernels.update_many(
+        batch_kernels.update_many(
             pair.kernel,
             key_array(layout, numbers),
             np.empty((0, pair.kind), np.uint8) if is_empty_block else array_of(values, pair.kind),
@@ -185,8 +185,8 @@ def test_update_get_and_remove(layout: Layout, day_rng: random.Random) -> None:
             pair.scalar.put(key_of(layout, number), value, ns, timestamp)
 
         numbers = pair.numbers(rows)
-        found_values, found = kernels.get_many(pair.kernel, key_array(layout, numbers), **options)
-        slots = kernels.find_many(pair.kernel, key_array(layout, numbers), **options)
+        found_values, found = batch_kernels.get_many(pair.kernel, key_array(layout, numbers), **options)
+        slots = batch_kernels.find_many(pair.kernel, key_array(layout, numbers), **options)
         expected = [pair.scalar.get(key_of(layout, number), ns) for number in numbers]
         got = list_of(found_values, pair.kind)
         assert found.tolist() == (slots != 0).tolist() == [value is not None for value in expected]
@@ -198,7 +198,7 @@ def test_update_get_and_remove(layout: Layout, day_rng: random.Random) -> None:
 
 def remove_and_compare(pair: Pair, rows: int, options: dict[str, int]) -> None:
     numbers = pair.numbers(rows)
-    removed = kernels.remove_many(pair.kernel, key_array(pair.layout, numbers), **options)
+    removed = batch_kernels.remove_many(pair.kernel, key_array(pair.layout, numbers), **options)
     assert removed.tolist() == [
         pair.scalar.remove(key_of(pair.layout, number), options["namespace"]) for number in numbers
     ]
@@ -211,7 +211,7 @@ def test_append(layout: Layout, day_rng: random.Random) -> None:
         pair = Pair(layout, day_rng, condition, n=200)
         options = options_for(layout, day_rng)
         numbers, values = pair.numbers(rows), [pair.value() for _ in range(rows)]
-        kernels.append_many(
+        batch_kernels.append_many(
             pair.kernel, key_array(layout, numbers), array_of(values, pair.kind), timestamp=5, **options
         )
         for number, value in zip(numbers, values, strict=True):
@@ -227,7 +227,7 @@ def test_key_groups_and_threads(groups: int, threads: int, rng: random.Random) -
         pair = Pair(layout, rng, "mark in snapshot", max_parallelism=groups)
         for rows in (4_095, 4_096, 10_000):
             numbers, values = pair.numbers(rows), [pair.value() for _ in range(rows)]
-            kernels.update_many(
+            batch_kernels.update_many(
                 pair.kernel, key_array(layout, numbers), array_of(values, pair.kind), threads=threads
             )
             for number, value in zip(numbers, values, strict=True):
@@ -245,7 +245,9 @@ def test_a_batch_that_starts_and_ends_mid_rehash(condition: str, threads: int, r
     for rows in (10, 30, 100, 300, 1_000, 5_000, 20_000):
         numbers = [rng.randrange(n + rows) for _ in range(rows)]
         values = list(range(rows))
-        kernels.update_many(pair.kernel, key_array(pair.layout, numbers), np.array(values), threads=threads)
+        batch_kernels.update_many(
+            pair.kernel, key_array(pair.layout, numbers), np.array(values), threads=threads
+        )
         for number, value in zip(numbers, values, strict=True):
             pair.scalar.put(key_of(pair.layout, number), value)
         rehashing.add(pair.kernel.metrics()["rehashing_maps"] > 0)
@@ -268,29 +270,29 @@ def test_more_rows_than_a_chunk(np_rng: np.random.Generator) -> None:
     rows, touched = reduce_many(table, keys, values, "sum", threads=2, return_touched=True)
     assert (rows == np.sort(first)).all()
     assert (touched == sums[keys[rows]]).all()
-    found_values, found = kernels.get_many(table, keys, threads=2)
+    found_values, found = batch_kernels.get_many(table, keys, threads=2)
     assert found.all()
     assert (found_values == sums[keys]).all()
 
     # An overflow in the second chunk takes the first one back.
     mark = core.mark()
     values[-1] = 2**63 - 1
-    sums_before = kernels.get_many(table, distinct)[0]
+    sums_before = batch_kernels.get_many(table, distinct)[0]
     table.put(int(keys[-1]), 2**62)
     with pytest.raises(OverflowError, match=f"position {n - 1}"):
         reduce_many(table, keys, np.where(np.arange(n) == n - 1, 2**62, 0), "sum", threads=2)
     assert table.dirty(mark) == {(int(keys[-1]), 0)}
     core.rollback(mark)
-    assert (kernels.get_many(table, distinct)[0] == sums_before).all()
+    assert (batch_kernels.get_many(table, distinct)[0] == sums_before).all()
     table._check()
 
     # Rows of one key in both chunks are applied in order.
-    kernels.update_many(table, keys, np.arange(n), threads=2)
+    batch_kernels.update_many(table, keys, np.arange(n), threads=2)
     last = np.zeros(300_000, dtype=np.int64)
     last[keys] = np.arange(n)
-    assert (kernels.get_many(table, distinct)[0] == last[distinct]).all()
+    assert (batch_kernels.get_many(table, distinct)[0] == last[distinct]).all()
     core.release(mark)
-    removed = kernels.remove_many(table, keys, threads=2)
+    removed = batch_kernels.remove_many(table, keys, threads=2)
     assert removed.sum() == len(distinct)
     assert len(table) == 0
 
@@ -364,7 +366,7 @@ def test_a_foreign_key_in_the_second_chunk_takes_the_first_back(np_rng: np.rando
     table.put(int(own[0]), 5)
     keys = np.append(np_rng.choice(own, CHUNK + 5), foreign)
     with pytest.raises(KeyGroupError, match=f"position {CHUNK + 5}"):
-        kernels.update_many(table, keys, keys, threads=2)
+        batch_kernels.update_many(table, keys, keys, threads=2)
     assert contents(table) == {(int(own[0]), 0): (5, None)}
     table._check()
 
@@ -375,8 +377,8 @@ def test_a_foreign_key_in_the_second_chunk_takes_the_first_back(np_rng: np.rando
 def test_nan_and_negative_zero_are_stored_bit_for_bit() -> None:
     table = StateTable(StateCore(), value="double")
     bits = np.array([0x7FF8000000000001, 0xFFF8000000000000, 0x8000000000000000, 1], dtype=np.uint64)
-    kernels.update_many(table, np.arange(4), bits.view(np.float64))
-    assert kernels.get_many(table, np.arange(4))[0].view(np.uint64).tolist() == bits.tolist()
+    batch_kernels.update_many(table, np.arange(4), bits.view(np.float64))
+    assert batch_kernels.get_many(table, np.arange(4))[0].view(np.uint64).tolist() == bits.tolist()
 
 
 # --- several threads, and what has brought the interpreter down ------------------------------------------
@@ -390,7 +392,7 @@ def test_a_threaded_read_that_moves_entries_leaves_the_journal_whole() -> None:
     """Under a mark and a snapshot the rehash clones entries; the lanes of a read record those moves too."""
     run_code("""
         import numpy as np
-        from statebackend._core.batches import kernels
+        from statebackend._core.kernels import batch_kernels
         from statebackend._core.tables.state_core import StateCore
         from statebackend._core.core_probe import StateTable
 
@@ -405,7 +407,7 @@ def test_a_threaded_read_that_moves_entries_leaves_the_journal_whole() -> None:
             table.put(key, -key)
         view = core.snapshot()
         moved = core.metrics()["rehashed_entries"]
-        kernels.get_many(table, np.arange(n), threads=4)
+        batch_kernels.get_many(table, np.arange(n), threads=4)
         assert core.metrics()["rehashed_entries"] > moved
         core.rollback(mark)
         table._check()
@@ -422,7 +424,7 @@ def test_a_threaded_read_that_moves_entries_leaves_the_journal_whole() -> None:
 def test_two_threads_that_need_an_extent_at_the_same_time_get_two() -> None:
     run_code("""
         import numpy as np
-        from statebackend._core.batches import kernels
+        from statebackend._core.kernels import batch_kernels
         from statebackend._core.tables.state_core import StateCore
         from statebackend._core.core_probe import StateTable
 
@@ -432,10 +434,10 @@ def test_two_threads_that_need_an_extent_at_the_same_time_get_two() -> None:
         for _ in range(4):
             core = StateCore()
             table = StateTable(core, value=200)
-            kernels.update_many(table, keys, values, threads=4)
+            batch_kernels.update_many(table, keys, values, threads=4)
             core._check()
             assert sum(map(len, core.arena.memory())) == core.arena.usage()["extent_bytes"]
-            out, found = kernels.get_many(table, keys, threads=4)
+            out, found = batch_kernels.get_many(table, keys, threads=4)
             assert found.all() and (out == values).all()
     """)
 
@@ -446,12 +448,12 @@ def test_a_thread_that_comes_too_late_holds_nothing_and_does_nothing(monkeypatch
     class BusyPool:
         submit = staticmethod(late.append)
 
-    monkeypatch.setattr(kernels, "_thread_pool", BusyPool)
+    monkeypatch.setattr(batch_kernels, "_thread_pool", BusyPool)
     core = StateCore()
     table = StateTable(core)
     references = sys.getrefcount(table), sys.getrefcount(core)
     keys = np.arange(20_000)
-    kernels.update_many(table, keys, keys, threads=3)
+    batch_kernels.update_many(table, keys, keys, threads=3)
     assert (sys.getrefcount(table), sys.getrefcount(core)) == references
     assert len(late) == 2  # other lanes
     assert [table.get(key) for key in (0, 19_999)] == [0, 19_999]
@@ -467,7 +469,11 @@ def test_results_do_not_depend_on_threads(np_rng: np.random.Generator) -> None:
         table = StateTable(StateCore(), value="double")
         rows, sums = reduce_many(table, keys, values, "sum", threads=threads, return_touched=True)
         results.append(
-            (rows.tobytes(), sums.tobytes(), kernels.get_many(table, keys, threads=threads)[0].tobytes())
+            (
+                rows.tobytes(),
+                sums.tobytes(),
+                batch_kernels.get_many(table, keys, threads=threads)[0].tobytes(),
+            )
         )
     assert set(results) == {results[0]}
 
@@ -487,43 +493,43 @@ def test_batches_that_a_table_does_not_take() -> None:
     of_objects = StateTable(core, value=("list", "object"))
     k, kb = np.arange(3), packed([b"a", b"b", b"c"])
     wrong: list[Callable[[], Any]] = [
-        lambda: kernels.update_many(longs, k, np.arange(2)),
-        lambda: kernels.update_many(longs, k, np.arange(3, dtype=np.int32)),
-        lambda: kernels.update_many(longs, k, np.arange(3.0)),
-        lambda: kernels.update_many(longs, k.astype(np.int32), k),
-        lambda: kernels.update_many(longs, k.astype(np.uint64), k),
-        lambda: kernels.update_many(longs, kb, k),
-        lambda: kernels.update_many(longs, k, kb),
-        lambda: kernels.update_many(longs, k, k, namespace=1),
-        lambda: kernels.update_many(strings, k, kb),
-        lambda: kernels.update_many(strings, kb, k),
-        lambda: kernels.update_many(strings, kb, packed([b"a", b"b"])),
-        lambda: kernels.update_many(strings, (np.array([0, 2, 1, 3]), kb[1]), kb),
-        lambda: kernels.update_many(strings, (np.array([0, 1, 2, 4]), kb[1]), kb),
-        lambda: kernels.update_many(strings, (np.array([-1, 1, 2, 3]), kb[1]), kb),
-        lambda: kernels.update_many(strings, (np.array([0, 1, 2, 3], np.int32), kb[1]), kb),
-        lambda: kernels.update_many(strings, kb, (np.array([0, 1, 2, 2**62]), kb[1])),
-        lambda: kernels.update_many(strings, (np.array([], np.int64), kb[1]), kb),
-        lambda: kernels.update_many(raw, k, np.zeros((3, 4), np.uint8)),
-        lambda: kernels.update_many(raw, k, np.zeros(15, np.uint8)),
-        lambda: kernels.update_many(objects, k, k),
-        lambda: kernels.update_many(lists, k, k),
-        lambda: kernels.get_many(objects, k),
-        lambda: kernels.get_many(lists, k),
-        lambda: kernels.remove_many(objects, k),
-        lambda: kernels.append_many(longs, k, k),
-        lambda: kernels.append_many(of_objects, k, k),
-        lambda: kernels.append_many(lists, k, np.arange(3.0)),
+        lambda: batch_kernels.update_many(longs, k, np.arange(2)),
+        lambda: batch_kernels.update_many(longs, k, np.arange(3, dtype=np.int32)),
+        lambda: batch_kernels.update_many(longs, k, np.arange(3.0)),
+        lambda: batch_kernels.update_many(longs, k.astype(np.int32), k),
+        lambda: batch_kernels.update_many(longs, k.astype(np.uint64), k),
+        lambda: batch_kernels.update_many(longs, kb, k),
+        lambda: batch_kernels.update_many(longs, k, kb),
+        lambda: batch_kernels.update_many(longs, k, k, namespace=1),
+        lambda: batch_kernels.update_many(strings, k, kb),
+        lambda: batch_kernels.update_many(strings, kb, k),
+        lambda: batch_kernels.update_many(strings, kb, packed([b"a", b"b"])),
+        lambda: batch_kernels.update_many(strings, (np.array([0, 2, 1, 3]), kb[1]), kb),
+        lambda: batch_kernels.update_many(strings, (np.array([0, 1, 2, 4]), kb[1]), kb),
+        lambda: batch_kernels.update_many(strings, (np.array([-1, 1, 2, 3]), kb[1]), kb),
+        lambda: batch_kernels.update_many(strings, (np.array([0, 1, 2, 3], np.int32), kb[1]), kb),
+        lambda: batch_kernels.update_many(strings, kb, (np.array([0, 1, 2, 2**62]), kb[1])),
+        lambda: batch_kernels.update_many(strings, (np.array([], np.int64), kb[1]), kb),
+        lambda: batch_kernels.update_many(raw, k, np.zeros((3, 4), np.uint8)),
+        lambda: batch_kernels.update_many(raw, k, np.zeros(15, np.uint8)),
+        lambda: batch_kernels.update_many(objects, k, k),
+        lambda: batch_kernels.update_many(lists, k, k),
+        lambda: batch_kernels.get_many(objects, k),
+        lambda: batch_kernels.get_many(lists, k),
+        lambda: batch_kernels.remove_many(objects, k),
+        lambda: batch_kernels.append_many(longs, k, k),
+        lambda: batch_kernels.append_many(of_objects, k, k),
+        lambda: batch_kernels.append_many(lists, k, np.arange(3.0)),
         lambda: reduce_many(longs, k, k, "median"),
         lambda: reduce_many(longs, k, np.arange(2), "sum"),
         lambda: reduce_many(flags, k, np.ones(3, bool), "sum"),
         lambda: reduce_many(floats, k, np.arange(3.0), "count"),
     ]
     for keys in ([1, 2], None, 5, "ab", np.arange(6).reshape(3, 2), np.array(1)):
-        wrong.append(lambda keys=keys: kernels.get_many(longs, keys))
-        wrong.append(lambda keys=keys: kernels.update_many(longs, keys, k))
+        wrong.append(lambda keys=keys: batch_kernels.get_many(longs, keys))
+        wrong.append(lambda keys=keys: batch_kernels.update_many(longs, keys, k))
     for values in ([1, 2, 3], None, np.arange(6).reshape(3, 2)):
-        wrong.append(lambda values=values: kernels.update_many(longs, k, values))
+        wrong.append(lambda values=values: batch_kernels.update_many(longs, k, values))
     for i, call in enumerate(wrong):
         try:
             call()
@@ -537,8 +543,10 @@ def test_batches_that_a_table_does_not_take() -> None:
 
 def test_strided_arrays_are_taken_as_they_read() -> None:
     table = StateTable(StateCore(), value="long")
-    kernels.update_many(table, np.arange(20)[::2], np.arange(10)[::-1])
+    batch_kernels.update_many(table, np.arange(20)[::2], np.arange(10)[::-1])
     assert [table.get(2 * i) for i in range(10)] == list(range(9, -1, -1))
     raw = StateTable(StateCore(), value=3)
-    kernels.update_many(raw, np.arange(2), np.asfortranarray(np.arange(6, dtype=np.uint8).reshape(2, 3)))
+    batch_kernels.update_many(
+        raw, np.arange(2), np.asfortranarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
+    )
     assert raw.get(1) == bytes([3, 4, 5])

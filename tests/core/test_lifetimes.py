@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from statebackend._core.batches import kernels
 from statebackend._core.core_probe import MapTable, StateTable
+from statebackend._core.kernels import batch_kernels
 from statebackend._core.tables.state_core import StateCore
 from statebackend.errors import ClosedError, UsageError
 
@@ -73,9 +73,9 @@ def test_the_halves_of_a_map_state_are_not_written_directly():
         lambda: table.entries.remove(2),
         lambda: table.heads.put(1, 9),
         lambda: table.heads.remove(1),
-        lambda: kernels.update_many(table.entries, some, some),
-        lambda: kernels.get_many(table.entries, some),
-        lambda: kernels.remove_many(table.heads, some),
+        lambda: batch_kernels.update_many(table.entries, some, some),
+        lambda: batch_kernels.get_many(table.entries, some),
+        lambda: batch_kernels.remove_many(table.heads, some),
     ):
         with pytest.raises(UsageError, match=r"MapTable|map states|anchors"):
             call()
@@ -93,11 +93,11 @@ def test_a_batch_does_without_threads_that_cannot_be_had(monkeypatch):
         def submit(self, *_):
             raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(kernels, "_thread_pool", NoThreads, raising=True)
+    monkeypatch.setattr(batch_kernels, "_thread_pool", NoThreads, raising=True)
     table = StateTable(StateCore())
     keys = np.arange(20_000)
-    kernels.update_many(table, keys, keys, threads=4)
-    values, found = kernels.get_many(table, keys, threads=4)
+    batch_kernels.update_many(table, keys, keys, threads=4)
+    values, found = batch_kernels.get_many(table, keys, threads=4)
     assert found.all()
     assert (values == keys).all()
     table._check()
@@ -123,10 +123,10 @@ def test_a_log_of_which_some_chunks_were_forgotten_ends_with_its_last_chunk():
     for budget in range(0, 200, 8):
         core = StateCore()
         table = StateTable(core, max_parallelism=1)
-        kernels.update_many(table, keys, keys)
+        batch_kernels.update_many(table, keys, keys)
         mark, view = core.mark(), core.snapshot()
         twice = np.repeat(keys, 2)
-        kernels.update_many(table, twice, twice)
+        batch_kernels.update_many(table, twice, twice)
         view.release()
         core.advance(budget)
         core.release(mark)

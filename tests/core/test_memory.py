@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from statebackend._core.batches import kernels
 from statebackend._core.core_probe import StateTable
+from statebackend._core.kernels import batch_kernels
 from statebackend._core.memory.arena import extents_kept
 from statebackend._core.tables.state_core import StateCore
 
@@ -42,7 +42,7 @@ def drain(core: StateCore) -> None:
 def fill(table: StateTable, first: int, last: int) -> None:
     # Keys in no order: neighbours in the batch are not neighbours in the map.
     keys = np.arange(first, last) * -7046029254386353131
-    kernels.update_many(table, keys, keys, threads=2)
+    batch_kernels.update_many(table, keys, keys, threads=2)
 
 
 # --- P6: at most 40 bytes for an entry LONG -> LONG ---------------------------------------------------------
@@ -103,7 +103,7 @@ def test_thirty_two_thousand_key_groups_are_cheap(traced: Callable[[], int]) -> 
     table = StateTable(core, value="long", max_parallelism=32_768)
     assert traced() - before < 300_000, "a pointer a group"
     keys = np.arange(10)
-    kernels.update_many(table, keys, keys)
+    batch_kernels.update_many(table, keys, keys)
     drain(core)
     core.arena.trim()
     assert traced() - before - core.arena.usage()["extent_bytes"] < 320_000
@@ -111,7 +111,7 @@ def test_thirty_two_thousand_key_groups_are_cheap(traced: Callable[[], int]) -> 
     # What belongs to a batch touches the groups of the batch.
     view = core.snapshot()
     mark = core.mark()
-    kernels.update_many(table, keys, -keys)
+    batch_kernels.update_many(table, keys, -keys)
     assert table.metrics()["copied_entries"] <= 10
     core.rollback(mark)
     core.release(mark)
@@ -135,7 +135,9 @@ def test_entries_are_nothing_to_the_garbage_collector(value: Any) -> None:
         values = (np.arange(n + 1) * 4, np.zeros(4 * n, np.uint8))
     gc.collect()
     before = len(gc.get_objects())
-    (kernels.append_many if isinstance(value, tuple) else kernels.update_many)(table, keys, values)
+    (batch_kernels.append_many if isinstance(value, tuple) else batch_kernels.update_many)(
+        table, keys, values
+    )
     assert len(table) == n
     gc.collect()
     # Extents are no Python objects, nor are entries.
@@ -152,12 +154,12 @@ def full_table(value: Any) -> tuple[StateCore, StateTable, Any]:
     n = 200_000
     keys = np.arange(n)
     if value == "bytes":
-        kernels.update_many(table, keys, (np.arange(n + 1) * 40, np.zeros(40 * n, np.uint8)))
+        batch_kernels.update_many(table, keys, (np.arange(n + 1) * 40, np.zeros(40 * n, np.uint8)))
     elif isinstance(value, tuple):
         for _ in range(3):
-            kernels.append_many(table, keys, keys)
+            batch_kernels.append_many(table, keys, keys)
     else:
-        kernels.update_many(table, keys, keys)
+        batch_kernels.update_many(table, keys, keys)
     assert core.arena.usage()["extent_bytes"] > 2 * EXTENT
     return core, table, keys
 
@@ -168,19 +170,19 @@ def test_emptied_tables_give_memory_back(value: Any, how: str, traced: Callable[
     core, table, keys = full_table(value)
     assert traced() > 2 * EXTENT
     if how == "batch":
-        kernels.remove_many(table, keys, threads=2)
+        batch_kernels.remove_many(table, keys, threads=2)
     elif how == "scalar":
         for key in keys.tolist():
             table.remove(key)
     elif how == "rollback":
-        kernels.remove_many(table, keys)
+        batch_kernels.remove_many(table, keys)
         drain(core)
         mark = core.mark()
         if isinstance(value, tuple):
-            kernels.append_many(table, keys, keys)
+            batch_kernels.append_many(table, keys, keys)
         else:
             values = (np.zeros(len(keys) + 1, np.int64), np.zeros(0, np.uint8)) if value == "bytes" else keys
-            kernels.update_many(table, keys, values)
+            batch_kernels.update_many(table, keys, values)
         core.rollback(mark)
         core.release(mark)
     elif how == "close":
@@ -206,7 +208,7 @@ def test_a_released_snapshot_gives_its_copies_back() -> None:
     core, table, keys = full_table("long")
     before = core.arena.usage()["run_bytes"]
     view = core.snapshot()
-    kernels.update_many(table, keys, -keys)
+    batch_kernels.update_many(table, keys, -keys)
     assert core.arena.usage()["run_bytes"] > before + 200_000 * 24
     view.release()
     drain(core)
@@ -214,7 +216,7 @@ def test_a_released_snapshot_gives_its_copies_back() -> None:
     # The slots of the copies stay with their maps for the next snapshot; pages and directories go.
     assert metrics["used_slots"] == 200_000
     assert core.arena.usage()["run_bytes"] == bytes_held(table)
-    kernels.remove_many(table, keys)
+    batch_kernels.remove_many(table, keys)
     drain(core)
     assert core.arena.usage()["run_bytes"] == 0
 
@@ -229,10 +231,10 @@ def test_an_open_mark_costs_what_was_changed_under_it_and_gives_it_back() -> Non
     before = core.arena.usage()["run_bytes"]
     mark = core.mark()
     assert core.arena.usage()["run_bytes"] == before
-    kernels.update_many(table, keys, -keys)
+    batch_kernels.update_many(table, keys, -keys)
     taken = core.arena.usage()["run_bytes"] - before
     assert 200_000 * 16 <= taken <= 200_000 * 20
-    kernels.update_many(table, keys, keys)  # not again
+    batch_kernels.update_many(table, keys, keys)  # not again
     assert core.arena.usage()["run_bytes"] - before == taken
     core.release(mark)
     drain(core)
@@ -242,7 +244,7 @@ def test_an_open_mark_costs_what_was_changed_under_it_and_gives_it_back() -> Non
 def test_scratch_of_large_batches_is_given_back_on_demand(traced: Callable[[], int]) -> None:
     core = StateCore()
     table = StateTable(core, value="long")
-    kernels.find_many(table, np.arange(2_000_000))
+    batch_kernels.find_many(table, np.arange(2_000_000))
     core.arena.trim()
     gc.collect()
     assert traced() < 1_000_000
@@ -267,14 +269,14 @@ def test_arrays_of_extents_outlive_what_they_show(traced: Callable[[], int]) -> 
     arrays, again = core.arena.memory(), core.arena.memory()
     sums = [int(array.sum()) for array in arrays]
     del again[::2]
-    kernels.remove_many(table, keys)
+    batch_kernels.remove_many(table, keys)
     drain(core)
     core.arena.trim()
     assert core.arena.usage()["extent_bytes"] == 0
     assert core.arena.memory() == []
     for array in arrays + again:
         array[:8] = 1  # still mapped
-    kernels.update_many(table, keys, keys)
+    batch_kernels.update_many(table, keys, keys)
     newer = core.arena.memory()
     assert not {array.ctypes.data for array in newer} & {array.ctypes.data for array in arrays}
     del core, table, arrays[1:], again
@@ -299,7 +301,7 @@ def has_extent_ahead(core: StateCore) -> bool:
 def grow_until_extents_are_made_ahead(core: StateCore, table: StateTable, first: int) -> bool:
     for turn in range(20):
         keys = np.arange(first + turn * 1_000, first + (turn + 1) * 1_000)
-        kernels.update_many(table, keys, np.zeros((1_000, 2_000), np.uint8))
+        batch_kernels.update_many(table, keys, np.zeros((1_000, 2_000), np.uint8))
     return has_extent_ahead(core)
 
 
@@ -320,7 +322,7 @@ def test_what_an_arena_leaves_serves_the_next_one(traced: Callable[[], int]) -> 
     keys = np.arange(1_000_000)
     core = StateCore()
     table = StateTable(core, value="long")
-    kernels.update_many(table, keys, keys)
+    batch_kernels.update_many(table, keys, keys)
     before, empty = addresses(core), StateCore()
     assert len(before) > 8
     assert has_extent_ahead(core)  # else its thread might take one of those that are kept
@@ -330,9 +332,9 @@ def test_what_an_arena_leaves_serves_the_next_one(traced: Callable[[], int]) -> 
     assert traced() < 1_000_000 + keys.nbytes, "and belongs to nobody"
     core = StateCore()
     table = StateTable(core, value="long")
-    kernels.update_many(table, keys, -keys)
+    batch_kernels.update_many(table, keys, -keys)
     assert len(addresses(core) & before) >= 8
-    assert kernels.get_many(table, keys[:3])[0].tolist() == [0, -1, -2]
+    assert batch_kernels.get_many(table, keys[:3])[0].tolist() == [0, -1, -2]
     core._check()
     del core, table  # not closed
     gc.collect()
@@ -347,7 +349,7 @@ def test_a_forked_child_goes_on_and_makes_extents_ahead_of_its_own() -> None:
     table = StateTable(core, value=2_000)
     for turn in range(4):
         keys = np.arange(turn * 3_000, (turn + 1) * 3_000)
-        kernels.update_many(table, keys, np.zeros((3_000, 2_000), np.uint8))
+        batch_kernels.update_many(table, keys, np.zeros((3_000, 2_000), np.uint8))
         child = os.fork()
         if child == 0:
             try:

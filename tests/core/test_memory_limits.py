@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from statebackend._core.batches import kernels
 from statebackend._core.core_probe import StateTable, fail_allocation, limit_extents
+from statebackend._core.kernels import batch_kernels
 from statebackend._core.tables.state_core import StateCore
 from statebackend.backends.heap import HeapBackend
 from statebackend.errors import MemoryLimitError
@@ -36,7 +36,7 @@ def consume(calls: Iterator[None]) -> None:
 
 def put_many(table: StateTable, first: int) -> None:
     keys = np.arange(first, first + 10_000)
-    kernels.update_many(table, keys, keys, threads=2)
+    batch_kernels.update_many(table, keys, keys, threads=2)
 
 
 def put_each(table: StateTable, first: int) -> None:
@@ -101,8 +101,8 @@ def with_idle_extents(max_bytes: int) -> tuple[StateCore, StateTable]:
     core = StateCore(max_bytes=max_bytes)
     numbers = StateTable(core, value="long", max_parallelism=1)
     keys = np.arange(300_000)
-    kernels.update_many(numbers, keys, keys)
-    kernels.remove_many(numbers, keys)
+    batch_kernels.update_many(numbers, keys, keys)
+    batch_kernels.remove_many(numbers, keys)
     while core.advance(1 << 20):
         pass
     return core, StateTable(core, value="bytes", max_parallelism=1)

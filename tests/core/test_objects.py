@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from statebackend._core.batches import kernels
 from statebackend._core.core_probe import MapTable, StateTable, objects_held
+from statebackend._core.kernels import batch_kernels
 from statebackend._core.tables.state_core import StateCore
 
 pytestmark = pytest.mark.checked
@@ -88,7 +88,7 @@ def release_on_another_thread(tables: Tables) -> None:
     thread.join()
     keys = np.arange(400)
     while left := objects_held(tables.core):  # only by vectorised calls
-        kernels.update_many(tables.number, keys, keys)
+        batch_kernels.update_many(tables.number, keys, keys)
         assert objects_held(tables.core) < left
 
 

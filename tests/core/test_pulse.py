@@ -19,7 +19,7 @@ from processes import run
 from raw_links import LONG, exactly, open_files, rest_of, wait_until
 
 from statebackend._core.pulse import Pulse
-from statebackend.runtime.output import Given
+from statebackend.runtime.output import BatchOutput
 
 pytestmark = pytest.mark.checked
 
@@ -262,7 +262,7 @@ def test_stop_does_not_wait_for_a_peer_that_reads_nothing(end: Callable[..., Any
 # --- progress ---
 
 
-CALLS: list[Callable[[Given], None]] = [
+CALLS: list[Callable[[BatchOutput], None]] = [
     lambda given: given.output.take([("a",)]),  # a row
     lambda given: given.output.take(None),  # a row without output
     lambda given: given.add(None),  # a timer
@@ -277,7 +277,7 @@ def test_driver_knows_how_long_no_call_has_returned(pair: Callable[..., tuple[Pu
     assert host.function_runs
     for call in CALLS:
         wait_until(lambda: driver.stands_for > 1.5 * SHORT)
-        call(Given({"main": None}))
+        call(BatchOutput({"main": None}))
         wait_until(lambda: 0.0 < driver.stands_for < SHORT)
     host.function_runs = False
     wait_until(lambda: driver.stands_for == 0.0)

@@ -11,8 +11,8 @@ import pytest
 from map_model import reduce_many
 
 import statebackend as sb
-from statebackend._core.batches import kernels
 from statebackend._core.core_probe import StateTable, fail_allocation
+from statebackend._core.kernels import batch_kernels
 from statebackend._core.tables.state_core import StateCore
 
 pytestmark = pytest.mark.checked
@@ -27,7 +27,7 @@ def filled(keys: int, **options: Any) -> tuple[StateCore, StateTable]:
     core = StateCore(seed=1)
     table = StateTable(core, **{"max_parallelism": 1, **options})
     numbers = np.arange(keys)
-    kernels.update_many(table, numbers, numbers)
+    batch_kernels.update_many(table, numbers, numbers)
     return core, table
 
 
@@ -42,7 +42,7 @@ def test_what_is_left_takes_at_most_twice_what_it_needs(max_parallelism: int, ve
     core, table = filled(200_000, max_parallelism=max_parallelism)
     gone = np.arange(2_000, 200_000)
     if vectorised:
-        kernels.remove_many(table, gone)
+        batch_kernels.remove_many(table, gone)
     else:
         for key in gone.tolist():
             table.remove(key)
@@ -196,7 +196,7 @@ def test_a_restored_state_is_declared_while_another_one_shrinks_under_a_mark(tmp
 def test_memory_goes_back_to_the_system_after_a_peak() -> None:
     core, table = filled(1_000_000, max_parallelism=128)
     peak = core.metrics()["used_bytes"]
-    kernels.remove_many(table, np.arange(2_000, 1_000_000))
+    batch_kernels.remove_many(table, np.arange(2_000, 1_000_000))
     for _ in range(12_000):
         core.advance(1_000)
     core._check()

@@ -23,7 +23,7 @@ import random
 import numpy as np
 from map_model import Layout, MapModel
 
-from statebackend._core.batches import kernels
+from statebackend._core.kernels import batch_kernels
 
 LAYOUTS = [
     Layout("long"),
@@ -70,12 +70,12 @@ def main() -> None:
     # A table of many pages and several extents, grown, copied for a snapshot, emptied.
     model = MapModel(Layout("long"), seed=options.seed, keys=100, max_parallelism=1, starve=False)
     keys = np.arange(150_000)
-    kernels.update_many(model.table, keys, keys, threads=2)
+    batch_kernels.update_many(model.table, keys, keys, threads=2)
     view = model.core.snapshot()
-    kernels.update_many(model.table, keys, -keys, threads=2)
+    batch_kernels.update_many(model.table, keys, -keys, threads=2)
     assert sorted(view.rows(model.table, 0, 0).columns()["value"].tolist()) == keys.tolist()
     view.release()
-    kernels.remove_many(model.table, keys, threads=2)
+    batch_kernels.remove_many(model.table, keys, threads=2)
     model.finish()
     print("done")
 

@@ -16,8 +16,8 @@ import pytest
 import statebackend as sb
 from statebackend.backends.reference import ReferenceBackend, ReferenceKeyedBackend
 from statebackend.functions.context import Counter, Metrics
-from statebackend.runtime import Incoming, Job, Runner
-from statebackend.runtime.progress import Stopwatch, describe, storable
+from statebackend.runtime import BatchSource, Job, Runner
+from statebackend.runtime.batch_progress import Stopwatch, describe, storable
 from statebackend.types import Serializer, of
 
 INTEGERS = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
@@ -112,11 +112,11 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runner]:
 
 
 def test_counters_of_numpy_integers_are_committed(runner: Runner) -> None:
-    committed = runner.run(0, Incoming(lambda: batch(3, 4)), Stopwatch())
+    committed = runner.run(0, BatchSource(lambda: batch(3, 4)), Stopwatch())
     assert committed.checkpoint.manifest.progress["customMetrics"] == {"amount": 7}
     with pytest.raises(sb.UsageError, match="whole numbers"):
-        runner.run(1, Incoming(lambda: batch(99)), Stopwatch())
-    committed = runner.run(1, Incoming(lambda: batch(-6)), Stopwatch())
+        runner.run(1, BatchSource(lambda: batch(99)), Stopwatch())
+    committed = runner.run(1, BatchSource(lambda: batch(-6)), Stopwatch())
     assert committed.checkpoint.manifest.progress["customMetrics"] == {"amount": 100}
     assert describe({**committed.progress, "processedRowsPerSecond": 1.0})
 
@@ -128,9 +128,9 @@ def test_a_backend_that_has_no_figures_leaves_the_batch_undone(tmp_path: Path) -
     try:
         OddKeyed.fails = True
         with pytest.raises(RuntimeError, match="no figures"):
-            runner.run(0, Incoming(lambda: batch(3)), Stopwatch())
+            runner.run(0, BatchSource(lambda: batch(3)), Stopwatch())
         OddKeyed.fails = False
-        assert runner.run(0, Incoming(lambda: batch(3)), Stopwatch()).checkpoint.id == 0
+        assert runner.run(0, BatchSource(lambda: batch(3)), Stopwatch()).checkpoint.id == 0
     finally:
         OddKeyed.fails = False
         runner.close()

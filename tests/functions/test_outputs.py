@@ -11,7 +11,7 @@ import pytest
 
 import statebackend as sb
 from statebackend.runtime import Job
-from statebackend.spark.sinks.interface import SinkContext, call, check
+from statebackend.spark.sinks.committed_sink import SinkContext, call, check
 from statebackend.testing import Harness
 
 SCHEMAS = {"sums": "user string, total bigint", "large": "user string, n bigint", "timers": "at bigint"}

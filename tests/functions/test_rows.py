@@ -15,7 +15,7 @@ from type_samples import same
 
 import statebackend as sb
 from statebackend.runtime.arrow_rows import OutputSchema, column_values, rows_of
-from statebackend.runtime.output import Given
+from statebackend.runtime.output import BatchOutput
 from statebackend.testing import Harness
 
 UTC = datetime.timezone.utc
@@ -144,7 +144,7 @@ def test_batches_are_brought_to_the_schema_where_nothing_is_lost() -> None:
             "d": [None, None],
         }
     )
-    collected = Given({"main": schema})
+    collected = BatchOutput({"main": schema})
     collected.add_batches([batch, None, pa.Table.from_batches([batch])])
     table = collected.result()["main"]
     assert table.schema == schema.arrow
@@ -170,9 +170,9 @@ def test_batches_that_do_not_fit_are_refused(columns: dict[str, Any]) -> None:
 def test_what_is_no_batch_is_refused() -> None:
     for batches in ({"main": {"n": [1]}}, {"main": "n"}, 7, ["n"]):
         with pytest.raises(sb.SerializationTypeError, match="gave a"):
-            Given({"main": OutputSchema("n int")}).add_batches(batches)
+            BatchOutput({"main": OutputSchema("n int")}).add_batches(batches)
     with pytest.raises(sb.UsageError, match=r"\[USAGE\.NO_OUTPUT\]"):
-        Given({"main": OutputSchema("n int")}).add_batches({"n": [1]})
+        BatchOutput({"main": OutputSchema("n int")}).add_batches({"n": [1]})
 
 
 @pytest.mark.parametrize(

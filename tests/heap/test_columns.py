@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from type_samples import key_types, scalar_key_types, value_types, values_of
 
 from statebackend import types as t
-from statebackend._core.codecs.nested_reading import SinkPart, read_values
-from statebackend._core.codecs.nested_writing import SourcePart, write_keys, write_values
+from statebackend._core.codecs.nested_reader import SinkPart, read_values
+from statebackend._core.codecs.nested_writer import SourcePart, write_keys, write_values
 from statebackend.backends.heap import HeapBackend
 from statebackend.columns.nested_columns import arrow_of_stored, decoded_keys, encoded_keys, stored_runs
 from statebackend.columns.stored_columns import arrow_column, double_column, null_column, value_column

@@ -21,7 +21,7 @@ from type_samples import LEAVES, UTC, WRONG, Pair, Point, random_type, random_va
 
 import statebackend as sb
 from statebackend._core.codecs import decimals
-from statebackend.columns.codec_choice import type_codec
+from statebackend.columns.codec_factory import type_codec
 from statebackend.errors import SerializationError, UsageError
 from statebackend.keys import key_encoder
 from statebackend.types import of

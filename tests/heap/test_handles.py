@@ -350,7 +350,7 @@ def test_the_time_is_that_of_the_key() -> None:
 
 
 def test_without_the_extension_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "statebackend._core.handles.map_handle", None)
+    monkeypatch.setitem(sys.modules, "statebackend._core.handles.map_table_handle", None)
     found = available_backends()["heap"]
     assert not found.is_available
     assert "setup.py build_ext" in str(found.reason)

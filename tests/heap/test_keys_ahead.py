@@ -13,7 +13,7 @@ from statebackend import types as t
 from statebackend._core import core_probe
 from statebackend._core.core_probe import StateTable, bytes_of_short_key
 from statebackend._core.tables.state_core import StateCore
-from statebackend.columns.codec_choice import key_codec
+from statebackend.columns.codec_factory import key_codec
 from statebackend.keys import key_encoder
 
 pytestmark = pytest.mark.checked

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import statebackend as sb
-from statebackend.backends.heap.load_rows import load
+from statebackend.backends.heap.row_loader import load
 from statebackend.checkpoint.format import Op
 from statebackend.keys import VOID, encode_namespace
 from statebackend.types import PICKLE

@@ -13,7 +13,7 @@ from arrow_layouts import LAYOUTS
 from type_samples import SORTS, SORTS_OF_KEYS, Sample, keys_of, sample
 
 import statebackend as sb
-from statebackend.backends.heap import load_rows
+from statebackend.backends.heap import row_loader
 from statebackend.columns import stored_columns
 from statebackend.keys import encoders
 
@@ -28,7 +28,7 @@ def no_python(monkeypatch: pytest.MonkeyPatch) -> None:
         (stored_columns, "_arrow_by_value"),
         (stored_columns, "serializer_for"),
         (encoders, "encode_each"),
-        (load_rows, "from_arrow"),
+        (row_loader, "from_arrow"),
     ):
         monkeypatch.setattr(module, name, None)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from statebackend.backends.heap import HeapBackend
-from statebackend.backends.heap.snapshots import HeapChanges, HeapView
+from statebackend.backends.heap.snapshot_source import HeapChanges, HeapView
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import Source
 from statebackend.keys import VOID, TimeWindow

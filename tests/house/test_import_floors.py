@@ -27,7 +27,7 @@ HOUSE: tuple[tuple[str, ...], ...] = (
     ("_core.memory",),
     ("_core.tables",),
     ("_core.codecs",),
-    ("_core.snapshots", "_core.batches", "_core.handles", "columns"),
+    ("_core.snapshots", "_core.kernels", "_core.handles", "columns"),
     ("_core.rocksdb", "_core.rocksdb.binding"),
     ("_core.rocksdb.overlay",),
     ("_core.rocksdb.handles",),
@@ -63,7 +63,9 @@ CIRCLES = {("statebackend.types.serializers.scalars", "statebackend.types.serial
 #: What may be imported from outside, beside the standard library: by every module, and by some.
 OUTSIDE = ("numpy", "pyarrow")
 OUTSIDE_OF = {
-    "statebackend.types.typed": ("typing_extensions",),  # type checkers know it; no program imports it
+    "statebackend.types.type_variables": (
+        "typing_extensions",
+    ),  # type checkers know it; no program imports it
     "statebackend.spark": ("pyspark", "py4j"),
     "statebackend._core": ("cython", "cpython", "libc", "posix"),  # Cython's own
 }

@@ -11,8 +11,8 @@ from left_alive import left_alive
 
 from statebackend._core.rocksdb.binding import library
 from statebackend._core.rocksdb.binding.database import ColumnFamily, Database
-from statebackend._core.rocksdb.binding.options import Options
-from statebackend.backends.rocksdb.location import find_library
+from statebackend._core.rocksdb.binding.database_options import Options
+from statebackend.backends.rocksdb.library_location import find_library
 
 HAS_LIBRARY = importlib.util.find_spec("pyspark") is not None
 

@@ -12,8 +12,8 @@ from processes import run
 
 import statebackend as sb
 from statebackend._core.rocksdb.binding import library
-from statebackend.backends.rocksdb.figures import background_work, stalls
-from statebackend.backends.rocksdb.location import LIBRARY, find_library
+from statebackend.backends.rocksdb.library_location import LIBRARY, find_library
+from statebackend.backends.rocksdb.statistics import background_work, stalls
 
 ASKING = """
 import os, sys

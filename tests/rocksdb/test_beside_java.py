@@ -13,7 +13,7 @@ import pytest
 from processes import run
 
 import statebackend as sb
-from statebackend.backends.rocksdb import location
+from statebackend.backends.rocksdb import library_location
 
 #: Places of functions in JNI's table.
 _FIND_CLASS, _GET_METHOD, _GET_STATIC_METHOD = 6, 33, 113
@@ -132,7 +132,7 @@ def work(keyed: Any, state: Any) -> None:
 
 
 def run_beside(tmp_path: Path, code: str) -> str:
-    jar = location._find_jar([])
+    jar = library_location._find_jar([])
     assert jar is not None
     done = run(sys.modules[__name__], code, jar, tmp_path)
     assert done.stderr == ""

@@ -55,9 +55,9 @@ def test_nothing_works_before_a_library_is_loaded_and_no_other_file_is_one(tmp_p
         """
 import math, sys
 from statebackend._core.rocksdb.binding import library
-from statebackend._core.rocksdb.binding import options
+from statebackend._core.rocksdb.binding import database_options
 from statebackend.errors import BackendUnavailableError, UsageError
-for call in (library.version, options.Options, lambda: options.MemoryBudget(1 << 30)):
+for call in (library.version, database_options.Options, lambda: database_options.MemoryBudget(1 << 30)):
     try:
         call()
     except UsageError as error:

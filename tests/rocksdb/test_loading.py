@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import statebackend as sb
-from statebackend.backends.rocksdb import load_rows
+from statebackend.backends.rocksdb import row_loader
 from statebackend.checkpoint.format import Op
 from statebackend.keys import range_for
 
@@ -27,9 +27,9 @@ def create() -> Any:
 
 
 def small_files(monkeypatch: pytest.MonkeyPatch, *, gathered: int, file: int, fewest: int = 1) -> None:
-    monkeypatch.setattr(load_rows, "GATHERED_BYTES", gathered)
-    monkeypatch.setattr(load_rows, "FILE_BYTES", file)
-    monkeypatch.setattr(load_rows, "FEWEST_IN_FILE", fewest)
+    monkeypatch.setattr(row_loader, "GATHERED_BYTES", gathered)
+    monkeypatch.setattr(row_loader, "FILE_BYTES", file)
+    monkeypatch.setattr(row_loader, "FEWEST_IN_FILE", fewest)
 
 
 def puts(keys: list[int], values: list[Any]) -> tuple[Op, pa.RecordBatch]:
@@ -197,7 +197,7 @@ def break_at(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._file, name)
 
-    load_rows_file, really_ingest, values = load_rows.TableFile, load_rows.ingest, load_rows._values
+    load_rows_file, really_ingest, values = row_loader.TableFile, row_loader.ingest, row_loader._values
 
     def ingest(*arguments: Any) -> None:
         if step == "ingest":
@@ -209,9 +209,9 @@ def break_at(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
             count()
         return values(*arguments)
 
-    monkeypatch.setattr(load_rows, "TableFile", Breaking)
-    monkeypatch.setattr(load_rows, "ingest", ingest)
-    monkeypatch.setattr(load_rows, "_values", breaking_values)
+    monkeypatch.setattr(row_loader, "TableFile", Breaking)
+    monkeypatch.setattr(row_loader, "ingest", ingest)
+    monkeypatch.setattr(row_loader, "_values", breaking_values)
 
 
 def test_each_instance_loads_its_own_key_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

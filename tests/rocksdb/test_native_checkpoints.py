@@ -21,7 +21,7 @@ from statebackend import types
 from statebackend.backends import create_backend
 from statebackend.backends.rocksdb.native_families import FAMILIES, FORMAT
 from statebackend.checkpoint import DataWriter
-from statebackend.checkpoint.files.objects import ObjectFiles
+from statebackend.checkpoint.files.object_store import ObjectFiles
 from statebackend.checkpoint.keyed import chain
 from statebackend.errors import BackendUnavailableError, CorruptCheckpointError, StoreError, UsageError
 from statebackend.keys import KeyGroupRange

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rocks import CommittedClock, Database, ExpiryRules, WriteBatch, merge, open_database, rows, texts
 
+from statebackend._core.rocksdb.overlay.keyed_store import KeyedStore
 from statebackend._core.rocksdb.overlay.ordered_reads import read_many
-from statebackend._core.rocksdb.overlay.store import Store
 from statebackend.errors import ClosedError, StoreError
 
 pytestmark = pytest.mark.checked
@@ -82,7 +82,7 @@ def test_prefixes_that_have_a_row(db: Database, rng: random.Random, held: int, c
     def some(n: int) -> set[bytes]:
         return {b"%04d:%d" % (rng.randrange(1_000), rng.randrange(6)) for _ in range(n)}
 
-    store = Store(db, AssertionError)
+    store = KeyedStore(db, AssertionError)
     table = store.add_table(db.column_family("a"), -1)
     model = dict.fromkeys(some(held), b"v")
     fill(db, model)
@@ -123,7 +123,7 @@ def test_a_damaged_file_is_no_empty_one(tmp_path: Path, later: list[bytes]) -> N
         data[at] ^= 0xFF
     damaged.write_bytes(data)
     with open_database(path) as db:
-        store = Store(db, AssertionError)
+        store = KeyedStore(db, AssertionError)
         table = store.add_table(db.column_family("a"), -1)
         mark = store.mark()
         for key in later:

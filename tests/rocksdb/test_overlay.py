@@ -15,8 +15,8 @@ import pytest
 from meddling import Meddler
 from rocks import CommittedClock, Database, ExpiryRules, Options, WriteBatch, put, rows, texts
 
-from statebackend._core.rocksdb.overlay.store import Store, Table
-from statebackend._core.rocksdb.overlay.walks import Walk
+from statebackend._core.rocksdb.overlay.keyed_store import KeyedStore, Table
+from statebackend._core.rocksdb.overlay.merging_iterator import MergingIterator
 from statebackend.errors import UsageError
 from statebackend.keys import runs_of_list
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.checked
 Model = dict[bytes, bytes]
 
 
-def release(store: Store, mark: int, *, is_last: bool) -> None:
+def release(store: KeyedStore, mark: int, *, is_last: bool) -> None:
     store.release(mark)
     if is_last:
         store.flush()
@@ -37,12 +37,12 @@ def store(tmp_path: Path) -> Any:
     lists = ExpiryRules(CommittedClock(), "fixed_list", element_bytes=1)
     families = {"values": Options(), "lists": Options(rules=lists, is_list=True)}
     with Database(tmp_path / "db", Options(), families) as database:
-        made = Store(database, lambda: None)
+        made = KeyedStore(database, lambda: None)
         yield made
         made.close()
 
 
-def tables(store: Store) -> tuple[Table, Table]:
+def tables(store: KeyedStore) -> tuple[Table, Table]:
     if not store.tables:
         for number, name in enumerate(("values", "lists")):
             store.add_table(store.database.column_family(name), number)
@@ -50,11 +50,11 @@ def tables(store: Store) -> tuple[Table, Table]:
     return values, lists
 
 
-def contents(store: Store, table: Table) -> Model:
+def contents(store: KeyedStore, table: Table) -> Model:
     return dict(store.rows(table, b""))
 
 
-def check(store: Store, expected: dict[str, Model]) -> None:
+def check(store: KeyedStore, expected: dict[str, Model]) -> None:
     store.overlay._check()
     for table, model in zip(tables(store), expected.values(), strict=True):
         assert store.rows(table, b"") == sorted(model.items())
@@ -70,7 +70,7 @@ def check(store: Store, expected: dict[str, Model]) -> None:
             assert store.get_at(table, key) == model.get(key)
 
 
-def change(store: Store, chance: random.Random, expected: dict[str, Model]) -> None:
+def change(store: KeyedStore, chance: random.Random, expected: dict[str, Model]) -> None:
     """One call that writes: to one key, or to several."""
     values, lists = tables(store)
     keys = [b"%d" % chance.randrange(300) for _ in range(chance.choice((1, 1, 1, 20)))]
@@ -104,7 +104,7 @@ def copied(expected: dict[str, Model]) -> dict[str, Model]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_does_what_a_dict_of_copies_would_do(store: Store, seed: int) -> None:
+def test_it_does_what_a_dict_of_copies_would_do(store: KeyedStore, seed: int) -> None:
     chance = random.Random(seed)
     expected: dict[str, Model] = {"values": {}, "lists": {}}
     marks: list[tuple[int, dict[str, Model]]] = []
@@ -136,7 +136,7 @@ def test_it_does_what_a_dict_of_copies_would_do(store: Store, seed: int) -> None
     check(store, expected)
 
 
-def test_a_walk_over_a_copy_sees_its_moment(store: Store) -> None:
+def test_a_walk_over_a_copy_sees_its_moment(store: KeyedStore) -> None:
     chance = random.Random(1)
     expected: dict[str, Model] = {"values": {}, "lists": {}}
     for _ in range(300):
@@ -144,7 +144,7 @@ def test_a_walk_over_a_copy_sees_its_moment(store: Store) -> None:
     mark = store.mark()
     for _ in range(300):
         change(store, chance, expected)
-    walks = [Walk(each.family, store.frozen(each)) for each in tables(store)]
+    walks = [MergingIterator(each.family, store.frozen(each)) for each in tables(store)]
     then = copied(expected)
     for _ in range(100):
         change(store, chance, expected)
@@ -158,7 +158,7 @@ def test_a_walk_over_a_copy_sees_its_moment(store: Store) -> None:
     check(store, expected)
 
 
-def test_a_walk_goes_on_where_the_batch_has_changed(store: Store) -> None:
+def test_a_walk_goes_on_where_the_batch_has_changed(store: KeyedStore) -> None:
     values, _ = tables(store)
     store.mark()
     for key in (b"a", b"c", b"e", b"g"):
@@ -172,7 +172,7 @@ def test_a_walk_goes_on_where_the_batch_has_changed(store: Store) -> None:
         assert walk.rows(9) == []
 
 
-def test_what_is_written_again_and_again_takes_no_memory(store: Store) -> None:
+def test_what_is_written_again_and_again_takes_no_memory(store: KeyedStore) -> None:
     """Also with a mark for each write, as a job has that routes rows which fail."""
     values, lists = tables(store)
     outer = store.mark()
@@ -193,7 +193,7 @@ def test_what_is_written_again_and_again_takes_no_memory(store: Store) -> None:
     assert len(store.overlay) == store.overlay.nbytes == 0
 
 
-def test_a_rollback_costs_what_it_takes_back(store: Store) -> None:
+def test_a_rollback_costs_what_it_takes_back(store: KeyedStore) -> None:
     """An index that were made anew would take milliseconds at each of these."""
     values, _ = tables(store)
     store.mark()
@@ -211,7 +211,7 @@ def test_a_rollback_costs_what_it_takes_back(store: Store) -> None:
     assert store.get_at(values, b"%08d" % 14) == b"%08d" % 14
 
 
-def test_marks_that_are_gone_are_refused(store: Store) -> None:
+def test_marks_that_are_gone_are_refused(store: KeyedStore) -> None:
     first, second = store.mark(), store.mark()
     store.roll_back(first)
     for stale in (second, first + 100, 0):
@@ -226,7 +226,7 @@ def test_marks_that_are_gone_are_refused(store: Store) -> None:
         store.release(first)
 
 
-def test_many_keys_need_a_mark_and_as_many_values(store: Store) -> None:
+def test_many_keys_need_a_mark_and_as_many_values(store: KeyedStore) -> None:
     values, _ = tables(store)
     one, two = rows([b"a"]), rows([b"a", b"b"])
     offsets, data = one[0], np.frombuffer(one[1], np.uint8)
@@ -238,7 +238,7 @@ def test_many_keys_need_a_mark_and_as_many_values(store: Store) -> None:
     assert contents(store, values) == {}
 
 
-def test_values_of_4_gb_are_refused(store: Store) -> None:
+def test_values_of_4_gb_are_refused(store: KeyedStore) -> None:
     """RocksDB would cut the length. The zeros are never touched, and so take no memory."""
     values, _ = tables(store)
     for _ in range(2):
@@ -248,7 +248,7 @@ def test_values_of_4_gb_are_refused(store: Store) -> None:
     assert contents(store, values) == {}
 
 
-def test_values_that_are_4_gb_long_with_their_key_are_refused(store: Store) -> None:
+def test_values_that_are_4_gb_long_with_their_key_are_refused(store: KeyedStore) -> None:
     """RocksDB would take too little memory for the row, and write past it."""
     values, lists = tables(store)
     long = bytes((1 << 32) - 20)
@@ -274,7 +274,7 @@ def test_values_that_are_4_gb_long_with_their_key_are_refused(store: Store) -> N
 
 
 @pytest.mark.parametrize("read", ["many", "walk", "prefixes"])
-def test_a_finaliser_may_roll_back_while_the_batch_is_read(store: Store, read: str) -> None:
+def test_a_finaliser_may_roll_back_while_the_batch_is_read(store: KeyedStore, read: str) -> None:
     _, lists = tables(store)
     keys = [b"%d" % i for i in range(200)]
     expected = [(key, b"ab") for key in sorted(keys)]
@@ -305,7 +305,7 @@ def test_a_finaliser_may_roll_back_while_the_batch_is_read(store: Store, read: s
 
 
 @pytest.mark.parametrize("calls", ["one by one", "together"])
-def test_a_list_that_gets_too_long_for_the_database_is_refused(store: Store, calls: str) -> None:
+def test_a_list_that_gets_too_long_for_the_database_is_refused(store: KeyedStore, calls: str) -> None:
     """It is refused before anything is changed, also if marks lie between its parts."""
     _, lists = tables(store)
     store.overlay.longest = 8  # with the key
@@ -337,7 +337,7 @@ def test_a_list_that_gets_too_long_for_the_database_is_refused(store: Store, cal
 
 
 @pytest.mark.parametrize("rows_first", [0, 2, 7])
-def test_a_walk_goes_on_behind_what_was_written_out(store: Store, rows_first: int) -> None:
+def test_a_walk_goes_on_behind_what_was_written_out(store: KeyedStore, rows_first: int) -> None:
     values, _ = tables(store)
     store.unmarked_keys = 10
     for number in range(10):
@@ -350,7 +350,7 @@ def test_a_walk_goes_on_behind_what_was_written_out(store: Store, rows_first: in
     assert [key for key, _ in found] == [b"%02d" % number for number in range(10)] + [b"zz"]
 
 
-def test_two_threads_that_write_out_are_told(store: Store) -> None:
+def test_two_threads_that_write_out_are_told(store: KeyedStore) -> None:
     values, _ = tables(store)
     store.unmarked_keys = 1000
     refused = [0, 0]
@@ -367,13 +367,13 @@ def test_two_threads_that_write_out_are_told(store: Store) -> None:
     assert len(store.rows(values, b"")) == 40_000 - sum(refused)
 
 
-def test_so_many_bytes_are_written_out_whichever_state_has_them(store: Store) -> None:
+def test_so_many_bytes_are_written_out_whichever_state_has_them(store: KeyedStore) -> None:
     for number in range(100):
         store.put_at(tables(store)[number % 2], b"%d" % number, bytes(200_000))
     assert store.overlay.nbytes < 5 << 20
 
 
-def test_a_thread_that_reads_the_batch_without_the_gil_keeps_others_out(store: Store) -> None:
+def test_a_thread_that_reads_the_batch_without_the_gil_keeps_others_out(store: KeyedStore) -> None:
     """Walks, and copies for snapshots: what they stand on would go, or come to lie elsewhere."""
     values, _ = tables(store)
     gone = runs_of_list([b"%07d" % number for number in range(200_000)])
@@ -417,7 +417,7 @@ def test_a_thread_that_reads_the_batch_without_the_gil_keeps_others_out(store: S
             with suppress(UsageError), store.walk(values, b"") as walk:
                 while walk.rows(5_000):
                     walked += 1
-            with suppress(UsageError), Walk(values.family, store.frozen(values)) as walk:
+            with suppress(UsageError), MergingIterator(values.family, store.frozen(values)) as walk:
                 assert len(walk.rows(100_000)) in (20_000, 40_000)
                 copied += 1
             time.sleep(0.001)

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import statebackend as sb
-from statebackend.runtime import Committed, Incoming, Job, Runner
-from statebackend.runtime.origin import plan_identity
-from statebackend.runtime.progress import Stopwatch
+from statebackend.runtime import BatchSource, CommittedBatch, Job, Runner
+from statebackend.runtime.batch_identity import plan_identity
+from statebackend.runtime.batch_progress import Stopwatch
 from statebackend.types import STRING
 
 BATCHES = 3
@@ -51,19 +51,19 @@ def job() -> Job:
     return Job(Total(), key="user", schema="user string, total bigint, words string, rows bigint")
 
 
-def batch(batch_id: int) -> Incoming:
+def batch(batch_id: int) -> BatchSource:
     rng = random.Random(batch_id)
     users = [rng.choice(USERS) for _ in range(60)]
     words = [f"word {rng.randrange(1000)}" for _ in users]
     table = pa.table({"user": users, "n": [rng.randrange(10**9) for _ in users], "word": words})
-    return Incoming(lambda: table, plan_identity(0, [batch_id]))
+    return BatchSource(lambda: table, plan_identity(0, [batch_id]))
 
 
 def opened(folder: Path) -> Runner:
     return Runner(job(), sb.CheckpointStore(folder), STRING, query="q")
 
 
-def delivered(committed: Committed) -> list[Any]:
+def delivered(committed: CommittedBatch) -> list[Any]:
     """What a sink is given, by the same steps."""
     committed.verify_output()
     rows: list[Any] = []
@@ -72,7 +72,7 @@ def delivered(committed: Committed) -> list[Any]:
     return rows
 
 
-def run(runner: Runner, batch_id: int) -> Committed:
+def run(runner: Runner, batch_id: int) -> CommittedBatch:
     return runner.run(batch_id, batch(batch_id), Stopwatch())
 
 

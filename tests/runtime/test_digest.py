@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import statebackend as sb
 from statebackend._core import row_digest
-from statebackend.runtime.origin import rows_digest
+from statebackend.runtime.batch_identity import rows_digest
 
 pytestmark = pytest.mark.checked
 

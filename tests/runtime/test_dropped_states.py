@@ -17,8 +17,8 @@ import statebackend as sb
 from statebackend.backends.reference import ReferenceKeyedBackend
 from statebackend.checkpoint import CheckpointReader, CheckpointStore
 from statebackend.checkpoint.files import PosixFiles
-from statebackend.runtime import Incoming, Job, Runner
-from statebackend.runtime.progress import Stopwatch
+from statebackend.runtime import BatchSource, Job, Runner
+from statebackend.runtime.batch_progress import Stopwatch
 from statebackend.types import STRING
 
 USERS = [f"user {number}" for number in range(20)]
@@ -90,7 +90,7 @@ def run(
     """Start a query, run one batch, and stop it. Returns the states that each of these users had before."""
     store = CheckpointStore(folder, retain=10)
     with closing(Runner(job_of(function, backend), store, STRING, **options)) as runner:
-        committed = runner.run(batch_id, Incoming(lambda: rows(batch_id + 1, users)), Stopwatch())
+        committed = runner.run(batch_id, BatchSource(lambda: rows(batch_id + 1, users)), Stopwatch())
     (before,) = {states for _, states in rows_out(committed)}
     return str(before)
 

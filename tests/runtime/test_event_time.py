@@ -17,8 +17,8 @@ from host_queries import rows_out
 from pieces import either_way
 
 import statebackend as sb
-from statebackend.runtime import Batch, Committed, EventTime, Incoming, Job, Runner
-from statebackend.runtime.progress import Stopwatch, describe
+from statebackend.runtime import Batch, BatchSource, CommittedBatch, EventTime, Job, Runner
+from statebackend.runtime.batch_progress import Stopwatch, describe
 from statebackend.testing import ManualClock
 from statebackend.types import STRING
 
@@ -35,11 +35,11 @@ class Query:
         self.more: dict[str, Any] = {}
         self.runner: Runner | None = None
 
-    def run(self, batch_id: int, table: pa.Table) -> Committed:
+    def run(self, batch_id: int, table: pa.Table) -> CommittedBatch:
         if self.runner is None or not self.runner.is_open:
             job = Job(self.function, **self.options)
             self.runner = Runner(job, sb.CheckpointStore(self.folder), STRING, clock=self.clock, **self.more)
-        return self.runner.run(batch_id, Incoming(lambda: table), Stopwatch())
+        return self.runner.run(batch_id, BatchSource(lambda: table), Stopwatch())
 
     def close(self) -> None:
         if self.runner is not None:
@@ -232,7 +232,7 @@ def test_a_savepoint_has_both_times(queries: Any, tmp_path: Path) -> None:
             restore_from=savepoint,
         )
         try:
-            committed = again.run(0, Incoming(lambda: at(4)), Stopwatch())
+            committed = again.run(0, BatchSource(lambda: at(4)), Stopwatch())
             assert rows_out(committed) == [("row", START + 3 * MINUTE, [2, 2])]
         finally:
             again.close()
@@ -258,9 +258,9 @@ def test_a_stream_is_idle_up_to_the_plan_of_a_batch(tmp_path: Path) -> None:
         job = Job(Plain(), key="user", schema=SCHEMA, event_time=idle)
         return Runner(job, sb.CheckpointStore(tmp_path / "store"), STRING, clock=clock)
 
-    def run(opened: Runner, batch_id: int, table: pa.Table, planned: int) -> Committed:
+    def run(opened: Runner, batch_id: int, table: pa.Table, planned: int) -> CommittedBatch:
         identity = {"kind": "plan", "time": planned, "offsets": [batch_id]}
-        return opened.run(batch_id, Incoming(lambda: table, identity, lambda: None), Stopwatch())
+        return opened.run(batch_id, BatchSource(lambda: table, identity, lambda: None), Stopwatch())
 
     opened = runner()
     run(opened, 0, at(0), START)

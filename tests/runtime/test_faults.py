@@ -14,8 +14,8 @@ import pytest
 from stream_process import SCHEMA, Numbered, expected, input_of, table_of
 
 import statebackend as sb
-from statebackend.runtime import Incoming, Job, Runner
-from statebackend.runtime.progress import Stopwatch
+from statebackend.runtime import BatchSource, Job, Runner
+from statebackend.runtime.batch_progress import Stopwatch
 from statebackend.types import STRING
 
 
@@ -66,7 +66,7 @@ class World:
             job = Job(Numbered(self.tick), key="user", schema=SCHEMA)
             self.runner = Runner(job, sb.CheckpointStore(self.folder), STRING, query="q")
         table = table_of(input_of(batch_id))
-        committed = self.runner.run(batch_id, Incoming(lambda: table), Stopwatch())
+        committed = self.runner.run(batch_id, BatchSource(lambda: table), Stopwatch())
         rows_out: list[dict[str, Any]] = []
         for file in committed.output:
             rows_out += pq.read_table(committed.checkpoint.address(file)).to_pylist()
@@ -118,7 +118,7 @@ def test_memory_and_files_stay_flat(tmp_path: Path, is_stress: bool) -> None:
     runner = Runner(job, sb.CheckpointStore(tmp_path), STRING, query="q")
     files, memory, objects = [], [], []
     for batch_id in range(batches):
-        committed = runner.run(batch_id, Incoming(lambda: table), Stopwatch())
+        committed = runner.run(batch_id, BatchSource(lambda: table), Stopwatch())
         files.append(sum(1 for path in tmp_path.rglob("*") if path.is_file()))
         memory.append(committed.progress["memoryUsedBytes"])
         if batch_id % (batches // 6) == 0:

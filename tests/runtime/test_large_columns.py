@@ -15,12 +15,12 @@ import pytest
 from keyed_stores import create
 
 import statebackend as sb
-from statebackend.runtime import Committed, Incoming, Job, Runner, output
+from statebackend.runtime import BatchSource, CommittedBatch, Job, Runner, output
 from statebackend.runtime.arrow_rows import OutputSchema
-from statebackend.runtime.origin import plan_identity
-from statebackend.runtime.progress import Stopwatch
+from statebackend.runtime.batch_identity import plan_identity
+from statebackend.runtime.batch_progress import Stopwatch
+from statebackend.spark.sinks.committed_sink import Delivery, SinkContext
 from statebackend.spark.sinks.delta_table import _batches
-from statebackend.spark.sinks.interface import Delivery, SinkContext
 
 CONTEXT = SinkContext(0, 1, "0" * 32, False)
 TEXT = "x" * (1 << 20)
@@ -43,11 +43,13 @@ class Given(sb.KeyedProcessFunction):
 
 
 @contextmanager
-def committed_output(folder: Path, kind: str, rows: pa.Table, columns: Sequence[str]) -> Iterator[Committed]:
+def committed_output(
+    folder: Path, kind: str, rows: pa.Table, columns: Sequence[str]
+) -> Iterator[CommittedBatch]:
     job = Job(Given(kind), key="user", schema=f"user bigint, value {kind}")
     store = sb.CheckpointStore(folder)
     with closing(Runner(job, store, sb.types.LONG, query="q", delivered={"main": columns})) as runner:
-        yield runner.run(0, Incoming(lambda: rows, plan_identity(0, [])), Stopwatch())
+        yield runner.run(0, BatchSource(lambda: rows, plan_identity(0, [])), Stopwatch())
 
 
 @pytest.mark.stress

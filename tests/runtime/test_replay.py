@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import statebackend as sb
-from statebackend.runtime.batches import Batch
+from statebackend.runtime.batch_rows import Batch
 from statebackend.runtime.job import Job
 from statebackend.runtime.task import Task
 from statebackend.types import of

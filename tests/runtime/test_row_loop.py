@@ -20,7 +20,7 @@ import statebackend as sb
 from statebackend import types as t
 from statebackend._core.codecs.row_maker import RowMaker
 from statebackend._core.core_probe import bytes_of_row_key
-from statebackend.columns.codec_choice import key_codec, type_codec
+from statebackend.columns.codec_factory import key_codec, type_codec
 from statebackend.errors import UsageError
 from statebackend.keys import key_encoder
 from statebackend.runtime import Batch, Job, Task

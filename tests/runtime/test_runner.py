@@ -14,9 +14,9 @@ import pytest
 from host_queries import rows_out
 
 import statebackend as sb
-from statebackend.runtime import Committed, Incoming, Job, Runner
-from statebackend.runtime.origin import plan_identity
-from statebackend.runtime.progress import Stopwatch, sizes
+from statebackend.runtime import BatchSource, CommittedBatch, Job, Runner
+from statebackend.runtime.batch_identity import plan_identity
+from statebackend.runtime.batch_progress import Stopwatch, sizes
 from statebackend.testing import ManualClock
 from statebackend.types import of
 
@@ -77,16 +77,16 @@ def table(*pairs: tuple[Any, Any]) -> pa.Table:
     return pa.table(columns, pa.schema([("user", pa.string()), ("amount", pa.int64())]))
 
 
-def run(runner: Runner, batch_id: int, *pairs: tuple[Any, Any]) -> Committed:
-    return runner.run(batch_id, Incoming(lambda: table(*pairs), plan(batch_id)), Stopwatch())
+def run(runner: Runner, batch_id: int, *pairs: tuple[Any, Any]) -> CommittedBatch:
+    return runner.run(batch_id, BatchSource(lambda: table(*pairs), plan(batch_id)), Stopwatch())
 
 
 def plan(batch_id: int, time: int = 0) -> dict[str, Any]:
     return plan_identity(time, [{"offset": batch_id}])
 
 
-def replay(runner: Runner, batch_id: int) -> Committed:
-    return runner.run(batch_id, Incoming(refuses_to_be_read, plan(batch_id)), Stopwatch())
+def replay(runner: Runner, batch_id: int) -> CommittedBatch:
+    return runner.run(batch_id, BatchSource(refuses_to_be_read, plan(batch_id)), Stopwatch())
 
 
 def refuses_to_be_read() -> pa.Table:
@@ -124,7 +124,7 @@ class Latest(sb.KeyedProcessFunction):
 
 @pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
 def test_progress_counts_the_rows_of_state(job: Job0, backend: str) -> None:
-    def counts(committed: Committed) -> tuple[int, ...]:
+    def counts(committed: CommittedBatch) -> tuple[int, ...]:
         names = ("numRowsTotal", "numRowsUpdated", "numRowsRemoved")
         stored = committed.checkpoint.manifest.progress
         assert all(committed.progress[name] == stored[name] for name in names)
@@ -268,7 +268,7 @@ def test_a_gap_is_an_error_that_says_who_is_behind(job: Job0, next_id: int, code
     run(runner, 1, ("a", 1))
     before = job.files()
     with pytest.raises(sb.BatchGapError) as caught:
-        runner.run(next_id, Incoming(refuses_to_be_read), Stopwatch())
+        runner.run(next_id, BatchSource(refuses_to_be_read), Stopwatch())
     assert caught.value.code == f"BATCH_GAP.{code}"
     assert caught.value.hint
     assert job.files() == before
@@ -299,7 +299,7 @@ class Sorted(Total):
             yield from super().process_element(row, ctx)
 
 
-def by_output(committed: Committed) -> dict[str, list[tuple[Any, ...]]]:
+def by_output(committed: CommittedBatch) -> dict[str, list[tuple[Any, ...]]]:
     return {name: rows_out(committed, name) for name in committed.outputs}
 
 
@@ -491,7 +491,9 @@ def test_a_large_output_is_one_file_of_several_row_groups(job: Job0) -> None:
         }
     )
     schema = "user string, n bigint, `a.b` int, s struct<x:bigint>, `s.x` bigint, texts array<string>"
-    committed = job.open(Wide(), schema=schema, null_keys="drop").run(0, Incoming(lambda: given), Stopwatch())
+    committed = job.open(Wide(), schema=schema, null_keys="drop").run(
+        0, BatchSource(lambda: given), Stopwatch()
+    )
     (file,) = committed.output
     with committed.checkpoint.open_file(file) as source:
         read = pq.ParquetFile(source)

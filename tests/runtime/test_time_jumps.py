@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 import statebackend as sb
-from statebackend.runtime import Incoming, Job, Runner
-from statebackend.runtime.progress import Stopwatch
+from statebackend.runtime import BatchSource, Job, Runner
+from statebackend.runtime.batch_progress import Stopwatch
 from statebackend.testing import ManualClock
 from statebackend.types import STRING
 
@@ -52,7 +52,7 @@ class Years:
         made = Job(Seen(), key="user", schema="user string, n bigint", **job)
         with closing(Runner(made, store, STRING, clock=self.clock)) as runner:
             table = pa.table({"user": ["a"], "at": [self.clock.now() if at is None else at]})
-            runner.run(self.next, Incoming(lambda: table), Stopwatch())
+            runner.run(self.next, BatchSource(lambda: table), Stopwatch())
             self.next += 1
             return sb.tools.read_state(self.folder, "n")["value"].to_pylist()[0]
 

@@ -16,7 +16,7 @@ from spark_streams import BATCHES, DDL, FULL, Stream, fill
 import statebackend as sb
 from statebackend.errors import StoreError
 from statebackend.spark.sinks import delta
-from statebackend.spark.sinks.interface import Delivery
+from statebackend.spark.sinks.committed_sink import Delivery
 
 pytestmark = pytest.mark.spark
 

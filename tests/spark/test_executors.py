@@ -26,8 +26,8 @@ from spark_cluster import Cluster, can_hide, standalone
 from spark_streams import Stream, len_of, numbers
 
 import statebackend as sb
-from statebackend.checkpoint.files import open_place
-from statebackend.spark.sinks.published import SinkLog
+from statebackend.checkpoint.files import open_target_folder
+from statebackend.spark.sinks.parquet_sink import SinkLog
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_java]
 
@@ -105,7 +105,7 @@ def test_files_of_all_hosts_are_published_at_once(
     place = folder("published", 3)
     ran = cluster.ask("run", folder=place, publishes={"path": f"{place}/out", "partition_by": by})
     assert ran["error"] is None
-    log = SinkLog(open_place(place / "out"))
+    log = SinkLog(open_target_folder(place / "out"))
     names = [name.rpartition("/")[2] for name in log.names()]
     assert {name.split("-")[1] for name in names} == {"00000000", "00000001", "00000002"}
     assert len(names) > 3, "both hosts gave rows"

@@ -12,7 +12,7 @@ from local_spark import settings
 from spark_streams import Collecting, Fails, Stream, numbers
 
 import statebackend as sb
-from statebackend.spark.ticks import COLUMN
+from statebackend.spark.heartbeats import COLUMN
 from statebackend.testing import ManualClock
 
 pytestmark = pytest.mark.spark

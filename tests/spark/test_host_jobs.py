@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import pytest
 
 import statebackend as sb
-from statebackend.cluster.pieces import Try
-from statebackend.cluster.sending import ScatterPlan
+from statebackend.cluster.shuffle_pieces import Attempt
+from statebackend.cluster.shuffle_sender import ShufflePlan
 from statebackend.cluster.wire import LinkError, Listener, connect
 from statebackend.functions import map_with_state
-from statebackend.runtime import Incoming, Job
+from statebackend.runtime import BatchSource, Job
 from statebackend.spark.executors import SparkEngine
 from statebackend.types import LONG
 
@@ -178,8 +178,8 @@ def test_a_host_of_another_query_at_the_port_of_a_host_costs_a_try() -> None:
     session = Jobs(failed)
     frame = SimpleNamespace(sparkSession=session, columns=["user"], mapInArrow=session.mapInArrow)
     job = Job(map_with_state(lambda row, n: (None, 1), int), key="user")
-    plan = ScatterPlan(job, LONG, Try(1, 7, 1), [("127.0.0.1", 1)], b"of the query", 0, False)
-    incoming = Incoming(lambda: None, None, source=frame)
+    plan = ShufflePlan(job, LONG, Attempt(1, 7, 1), [("127.0.0.1", 1)], b"of the query", 0, False)
+    incoming = BatchSource(lambda: None, None, source=frame)
     engine = SparkEngine(frame, 1)  # type: ignore[arg-type]
     with pytest.raises(LinkError, match="tasks could not send rows"):
         engine.scatter(incoming, plan)

@@ -10,7 +10,7 @@ import pytest
 from spark_streams import Collecting, Fails, Outage, Stream, len_of, numbers
 
 import statebackend as sb
-from statebackend.checkpoint.files.calls import PosixCalls
+from statebackend.checkpoint.files.posix_calls import PosixCalls
 
 pytestmark = pytest.mark.spark
 

@@ -18,8 +18,8 @@ from spark_streams import Collecting, Stream, Total, len_of, numbers
 import statebackend as sb
 from statebackend.errors import UsageError
 from statebackend.runtime.job import Job
-from statebackend.spark import reading
-from statebackend.spark.reading import write_batch
+from statebackend.spark import driver_mode
+from statebackend.spark.driver_mode import write_batch
 from statebackend.spark.session import arrow_of
 
 pytestmark = pytest.mark.spark
@@ -114,7 +114,7 @@ def given_by(stream: Stream, way: str, function: Any, **options: Any) -> list[An
     names = ("numInputRows", "numRowsDroppedByNullKey", "numRowsLate", "numRowsAhead", "watermark", "outputs")
     counted = [[each[name] for name in names] for each in figures]
     assert {each["input"] for each in figures} == {"memory" if way == "memory" else "files"}
-    assert not os.path.exists(stream.folder / f"state-{way}" / reading.FOLDER)
+    assert not os.path.exists(stream.folder / f"state-{way}" / driver_mode.FOLDER)
     return [main.calls, late.calls, counted]
 
 
@@ -166,7 +166,7 @@ def test_a_batch_that_is_too_large_goes_through_files_and_so_do_those_after_it(
         stream.add(numbers(("a", n), ("b", 1)))
     sink = Collecting()
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "arrow_of", refuses)
+        patch.setattr(driver_mode, "arrow_of", refuses)
         stream.run(stream.batches(sink=sink))
     assert sink.calls == [(0, [("a", 0), ("b", 1)]), (1, [("a", 1), ("b", 2)]), (2, [("a", 3), ("b", 3)])]
     assert len(called) == 1
@@ -204,8 +204,8 @@ def files_of(state: Path) -> set[str]:
 
 
 def test_what_a_killed_run_has_left_is_removed_and_nothing_else(stream: Stream) -> None:
-    left = stream.state / reading.FOLDER / "run-0123456789abcdef" / "0123" / "part-00000-x.parquet"
-    ours = [stream.state / reading.FOLDER / "mine.csv", stream.state / "input" / "mine.csv"]
+    left = stream.state / driver_mode.FOLDER / "run-0123456789abcdef" / "0123" / "part-00000-x.parquet"
+    ours = [stream.state / driver_mode.FOLDER / "mine.csv", stream.state / "input" / "mine.csv"]
     for path in (left, *ours):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -219,14 +219,14 @@ def test_a_run_that_ends_late_leaves_the_files_of_the_next_one_alone(stream: Str
     frame = stream.spark.range(100)
     job = Job(Total(), key="id", schema="id bigint")
     with sb.CheckpointStore(str(stream.state)) as store:
-        earlier, later = reading.Reading("files"), reading.Reading("files")
+        earlier, later = driver_mode.DriverMode("files"), driver_mode.DriverMode("files")
         earlier.open(store, frame)
         later.open(store, frame)
         rows = later.read(frame, job)
         earlier.close()
         assert sum(piece.num_rows for piece in rows.pieces()) == 100
         later.close()
-    assert not os.path.exists(stream.state / reading.FOLDER)
+    assert not os.path.exists(stream.state / driver_mode.FOLDER)
 
 
 def written(frame: Any, folder: Path, **job: Any) -> pa.Table:

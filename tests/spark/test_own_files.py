@@ -14,7 +14,7 @@ from simulated_objects import Bucket, SimulatedObjectCalls
 from spark_streams import DDL, FULL, Collecting, Fails, Stream, len_of, numbers
 
 import statebackend as sb
-from statebackend.checkpoint.files.objects import ObjectFiles
+from statebackend.checkpoint.files.object_store import ObjectFiles
 
 pytestmark = pytest.mark.spark
 

@@ -18,11 +18,11 @@ from sink_jobs import sink_job
 from spark_streams import FailsAfter, Outage, Stream
 
 import statebackend as sb
-from statebackend.checkpoint.files import open_place
-from statebackend.checkpoint.files.places import PosixPlace
-from statebackend.runtime.progress import Figures
+from statebackend.checkpoint.files import open_target_folder
+from statebackend.checkpoint.files.target_folder import PosixTargetFolder
+from statebackend.runtime.batch_progress import Figures
 from statebackend.spark.sinks import parquet
-from statebackend.spark.sinks.published import FOLDER, Listed, SinkLog
+from statebackend.spark.sinks.parquet_sink import FOLDER, LoggedFile, SinkLog
 
 pytestmark = pytest.mark.spark
 
@@ -90,7 +90,7 @@ def test_rows_come_back_from_their_partitions(spark: Any, tmp_path: Path, by: An
         assert all(f"u{n % 5}" == user for n, user in zip(frame["total"], frame["user"], strict=True))
 
 
-class Stops(PosixPlace):
+class Stops(PosixTargetFolder):
     """A place that fails before its call of this number that changes something."""
 
     left = 10**9
@@ -104,7 +104,7 @@ def stopping(name: str) -> Any:
         Stops.left -= 1
         if Stops.left < 0:
             raise Outage("stopped")
-        return getattr(PosixPlace, name)(self, *arguments)
+        return getattr(PosixTargetFolder, name)(self, *arguments)
 
     return call
 
@@ -117,7 +117,7 @@ for _name in ("write", "adopt", "prepare", "remove"):
 def stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sinks that are made from now on are at a place that stops."""
     monkeypatch.setattr(
-        "statebackend.spark.sinks.published.open_place", lambda path, options: Stops(str(path))
+        "statebackend.spark.sinks.parquet_sink.open_target_folder", lambda path, options: Stops(str(path))
     )
 
 
@@ -227,8 +227,10 @@ def test_files_from_before_the_log_stay_visible(spark: Any, tmp_path: Path) -> N
     run(state, parquet(out), [0, 1])
     run(state, parquet(out, partition_by=[]), [2])
     assert not (out / FOLDER).exists(), "a batch of one file needs none"
-    PosixPlace(str(out)).prepare()
-    SinkLog(open_place(out)).begin(Listed(name, (out / name).stat().st_size) for name in files_below(out))
+    PosixTargetFolder(str(out)).prepare()
+    SinkLog(open_target_folder(out)).begin(
+        LoggedFile(name, (out / name).stat().st_size) for name in files_below(out)
+    )
     run(state, parquet(out), [3])
     assert [row[1] for row in read(spark, out)] == list(range(160)), (
         "and a job of one file keeps a log that is there"
@@ -250,50 +252,50 @@ def of(batch: int) -> Any:
 
 def test_two_writers_of_one_batch_add_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second comes between what the first has read and what it writes."""
-    log = SinkLog(open_place(tmp_path))
+    log = SinkLog(open_target_folder(tmp_path))
     log.begin([])
-    assert log.add([Listed("b-1", 5)], of(1))
-    create = PosixPlace.create
+    assert log.add([LoggedFile("b-1", 5)], of(1))
+    create = PosixTargetFolder.create
 
-    def late(self: PosixPlace, name: str, content: bytes) -> None:
-        monkeypatch.setattr(PosixPlace, "create", create)
-        assert SinkLog(open_place(tmp_path)).add([Listed("b-2", 5)], of(2))
+    def late(self: PosixTargetFolder, name: str, content: bytes) -> None:
+        monkeypatch.setattr(PosixTargetFolder, "create", create)
+        assert SinkLog(open_target_folder(tmp_path)).add([LoggedFile("b-2", 5)], of(2))
         create(self, name, content)
 
-    monkeypatch.setattr(PosixPlace, "create", late)
-    assert not log.add([Listed("b-2", 5)], of(2))
+    monkeypatch.setattr(PosixTargetFolder, "create", late)
+    assert not log.add([LoggedFile("b-2", 5)], of(2))
     assert log.names() == ["b-1", "b-2"]
 
 
 def test_an_entry_that_is_missing_is_an_error_that_names_it(tmp_path: Path) -> None:
-    log = SinkLog(open_place(tmp_path))
+    log = SinkLog(open_target_folder(tmp_path))
     log.begin([])
     for batch in range(1, 4):
-        log.add([Listed(f"b-{batch}", 5)], of(batch))
+        log.add([LoggedFile(f"b-{batch}", 5)], of(batch))
     (tmp_path / FOLDER / "2").unlink()
     with pytest.raises(sb.StoreError, match=f"{FOLDER}/2 is missing") as caught:
-        log.add([Listed("b-4", 5)], of(4))
+        log.add([LoggedFile("b-4", 5)], of(4))
     assert caught.value.code == "STORE.PUBLISHED_LOG"
 
 
 def test_taking_out_leaves_what_is_before_and_after(tmp_path: Path) -> None:
     for before in range(1, 25):
-        log = SinkLog(open_place(tmp_path / str(before)))
-        open_place(tmp_path / str(before)).prepare()
+        log = SinkLog(open_target_folder(tmp_path / str(before)))
+        open_target_folder(tmp_path / str(before)).prepare()
         log.begin([])
         for batch in range(before):
-            log.add([Listed(f"p=a b/b-{batch}", 5), Listed(f"p=%2F/b-{batch}", 6)], of(batch))
+            log.add([LoggedFile(f"p=a b/b-{batch}", 5), LoggedFile(f"p=%2F/b-{batch}", 6)], of(batch))
         for _ in range(2):
             log.take_out(lambda name, last=before - 1: name.endswith(f"/b-{last}"))
-        assert log.add([Listed(f"p=c/b-{before}", 5)], of(before))
+        assert log.add([LoggedFile(f"p=c/b-{before}", 5)], of(before))
         kept = [f"p={folder}/b-{batch}" for batch in range(before - 1) for folder in ("a b", "%2F")]
         assert log.names() == [*kept, f"p=c/b-{before}"], before
 
 
 def test_an_entry_has_what_spark_writes(tmp_path: Path) -> None:
-    log = SinkLog(open_place(tmp_path / "a b"))
-    open_place(tmp_path / "a b").prepare()
-    log.begin([Listed("day=x%2Fy/f", 7)])
+    log = SinkLog(open_target_folder(tmp_path / "a b"))
+    open_target_folder(tmp_path / "a b").prepare()
+    log.begin([LoggedFile("day=x%2Fy/f", 7)])
     version, line = (tmp_path / "a b" / FOLDER / "0").read_text().split("\n")
     assert version == "v1"
     found = json.loads(line)

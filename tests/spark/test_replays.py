@@ -12,7 +12,7 @@ from local_spark import settings
 from spark_streams import Collecting, Fails, Outage, Stream, Total, len_of, numbers, shipped_total
 
 import statebackend as sb
-from statebackend.runtime import Committed
+from statebackend.runtime import CommittedBatch
 
 pytestmark = pytest.mark.spark
 
@@ -70,9 +70,9 @@ def test_output_that_goes_while_spark_reads_it_is_an_error(
 ) -> None:
     """After it was verified, in a session that is told to ignore missing and corrupt files."""
     stream.add(numbers(*((f"u{n}", n) for n in range(2000))))
-    verify = Committed.verify_output
+    verify = CommittedBatch.verify_output
 
-    def verified_and_gone(self: Committed) -> None:
+    def verified_and_gone(self: CommittedBatch) -> None:
         verify(self)
         path = output_of(stream)
         if loses:
@@ -82,7 +82,7 @@ def test_output_that_goes_while_spark_reads_it_is_an_error(
             content[len(content) // 2] ^= 4
             path.write_bytes(content)
 
-    monkeypatch.setattr(Committed, "verify_output", verified_and_gone)
+    monkeypatch.setattr(CommittedBatch, "verify_output", verified_and_gone)
     sink = Collecting()
     names = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
     with settings(stream.spark, dict.fromkeys(names, "true")):
@@ -104,13 +104,13 @@ def test_a_driver_that_was_overtaken_does_not_call_its_sink(
 ) -> None:
     """It stands still between its commit and its sink, while another one goes on."""
     stream.add(numbers(("a", 1)))
-    verify = Committed.verify_output
+    verify = CommittedBatch.verify_output
 
-    def overtaken(self: Committed) -> None:
+    def overtaken(self: CommittedBatch) -> None:
         verify(self)
         sb.CheckpointStore(stream.state).open_for_writing().close()
 
-    monkeypatch.setattr(Committed, "verify_output", overtaken)
+    monkeypatch.setattr(CommittedBatch, "verify_output", overtaken)
     sink = Collecting()
     assert "COMMIT_CONFLICT" in stream.fails(stream.batches(sink=sink))
     assert sink.calls == []

@@ -10,7 +10,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
-from statebackend._core.codecs.codecs cimport KeyCodec
+from statebackend._core.codecs.key_value_codecs cimport KeyCodec
 from statebackend._core.codecs.row_maker cimport RowMaker
 from statebackend._core.handles.key_shape cimport (
     MOST_PARTS, SHAPE_NONE, KeyShape, bytes_in_row, bytes_of_key, shape_of)
@@ -25,7 +25,7 @@ from statebackend._core.tables.cow_map cimport (
 from statebackend._core.tables.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
 from statebackend._core.tables.map_table cimport MapTable as CoreMapTable, anchor_ref
 from statebackend._core.tables.objects cimport object_at
-from statebackend._core.tables.state_core cimport Mark, StateCore, begin_inside
+from statebackend._core.tables.state_core cimport CoreMark, StateCore, begin_inside
 from statebackend._core.tables.state_table cimport StateTable as CoreTable, is_null
 from statebackend._core.tables.values cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, load_blob, load_number)
@@ -143,7 +143,7 @@ def entries_of(CoreTable table not None):
         table.owner.leave()
 
 
-def dirty(CoreTable table not None, Mark mark not None):
+def dirty(CoreTable table not None, CoreMark mark not None):
     """Return the keys inserted, written or removed since `mark`, as a set of (key, namespace)."""
     cdef RecordCursor record
     cdef Entry *entry

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from connect_session import started
 
 import statebackend as sb
-from statebackend.runtime import Committed
+from statebackend.runtime import CommittedBatch
 
 #: How far batch 1 came before it broke off: each is the last thing that had happened.
 BEFORE = ("nothing", "the function", "files", "the manifest", "the sink", "Spark's log")
@@ -86,7 +86,7 @@ class Breaking:
             return
         if self.before == "nothing":
             raise BrokenOff
-        broken = {"files": (sb.CheckpointStore, "commit"), "the manifest": (Committed, "verify_output")}
+        broken = {"files": (sb.CheckpointStore, "commit"), "the manifest": (CommittedBatch, "verify_output")}
         if self.before not in broken:
             self.batches(frame, batch_id)
             return

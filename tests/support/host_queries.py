@@ -10,10 +10,10 @@ from any_checkpoint import read_rows
 from thread_cluster import ThreadCluster, batch_of
 
 import statebackend as sb
-from statebackend.cluster.options import HostOptions
-from statebackend.cluster.scattered_execution import ScatteredExecution
-from statebackend.runtime import Committed, Incoming, Job, Runner
-from statebackend.runtime.progress import Stopwatch
+from statebackend.cluster.cluster_execution import ClusterExecution
+from statebackend.cluster.host_options import HostOptions
+from statebackend.runtime import BatchSource, CommittedBatch, Job, Runner
+from statebackend.runtime.batch_progress import Stopwatch
 from statebackend.types import of
 
 
@@ -25,8 +25,8 @@ class LocalQuery:
         self.store = sb.CheckpointStore(folder)
         self.runner = Runner(job, self.store, of(key_type), **options)
 
-    def run(self, batch_id: int, table: pa.Table) -> Committed:
-        return self.runner.run(batch_id, Incoming(lambda: table), Stopwatch())
+    def run(self, batch_id: int, table: pa.Table) -> CommittedBatch:
+        return self.runner.run(batch_id, BatchSource(lambda: table), Stopwatch())
 
     def close(self) -> None:
         self.runner.close()
@@ -51,9 +51,9 @@ class HostQuery:
         self.store = sb.CheckpointStore(folder)
         self.clusters: list[ThreadCluster] = []
 
-        def execution(*arguments: Any, **named: Any) -> ScatteredExecution:
+        def execution(*arguments: Any, **named: Any) -> ClusterExecution:
             self.clusters.append(cluster())
-            self.execution = ScatteredExecution(
+            self.execution = ClusterExecution(
                 *arguments,
                 **named,
                 engine=self.clusters[-1],
@@ -69,14 +69,14 @@ class HostQuery:
     def cluster(self) -> ThreadCluster:
         return self.clusters[-1]
 
-    def run(self, batch_id: int, table: pa.Table, partitions: int = 3) -> Committed:
+    def run(self, batch_id: int, table: pa.Table, partitions: int = 3) -> CommittedBatch:
         return self.runner.run(batch_id, batch_of(table, partitions), Stopwatch())
 
     def close(self) -> None:
         self.runner.close()
 
 
-def rows_out(committed: Committed, output: str = "main") -> list[tuple[Any, ...]]:
+def rows_out(committed: CommittedBatch, output: str = "main") -> list[tuple[Any, ...]]:
     tables = [committed.read_output(file) for file in committed.outputs.get(output, ())]
     return [tuple(row.values()) for table in tables for row in table.to_pylist()]
 

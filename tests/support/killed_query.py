@@ -28,7 +28,7 @@ import statebackend as sb
 from statebackend.checkpoint import Checkpoint
 from statebackend.checkpoint.store.data_files import DataFile
 from statebackend.runtime import Task
-from statebackend.spark import reading
+from statebackend.spark import driver_mode
 from statebackend.spark.sinks.delta_table import DeltaSink
 
 #: Where it can die, in the order of a batch. "returned": while Spark commits the batch for itself.
@@ -109,7 +109,7 @@ class Steps:
 def main() -> None:
     folder, step, batch = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     steps = Steps(step, batch)
-    steps.wrap(reading, "arrow_of", None, "read")
+    steps.wrap(driver_mode, "arrow_of", None, "read")
     steps.wrap(Task, "run", None, "after the function")
     steps.wrap(Task, "snapshot", None, "snapshot taken")
 

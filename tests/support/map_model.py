@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from statebackend._core.batches import kernels
-from statebackend._core.batches.adding_kernels import add_many
 from statebackend._core.core_probe import StateTable, fail_allocation, set_state_version
+from statebackend._core.kernels import batch_kernels
+from statebackend._core.kernels.aggregation_kernels import add_many
 from statebackend._core.key_groups import HashPlan
 from statebackend._core.tables.accumulators import OPERATIONS, AddPlan
 from statebackend._core.tables.state_core import StateCore
@@ -327,7 +327,7 @@ class MapModel:
     def put_many(self):
         keys, array, foreign, options = self.batch()
         values, timestamp = [self.make(self.random) for _ in keys], self.timestamp()
-        kernel = kernels.append_many if self.is_list else kernels.update_many
+        kernel = batch_kernels.append_many if self.is_list else batch_kernels.update_many
         if (
             self.call(foreign, kernel, array, array_of(values, self.kind), timestamp=timestamp, **options)
             is None
@@ -339,7 +339,7 @@ class MapModel:
 
     def get_many(self):
         keys, array, foreign, options = self.batch()
-        answer = self.call(foreign, kernels.get_many, array, **options)
+        answer = self.call(foreign, batch_kernels.get_many, array, **options)
         if answer is None:
             return
         values, found = list_of(answer[0], self.kind), answer[1]
@@ -351,7 +351,7 @@ class MapModel:
 
     def remove_many(self):
         keys, array, foreign, options = self.batch()
-        found = self.call(foreign, kernels.remove_many, array, **options)
+        found = self.call(foreign, batch_kernels.remove_many, array, **options)
         if found is None:
             return
         for key, was_there in zip(keys, found, strict=True):

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from statebackend.runtime import Batch, Incoming, Job, Runner
-from statebackend.runtime.batches import BatchInPieces, RowsInPieces
+from statebackend.runtime import Batch, BatchSource, Job, Runner
+from statebackend.runtime.batch_rows import ChunkedBatch, ChunkedRows
 
 
-class TableInPieces(RowsInPieces):
+class TableInPieces(ChunkedRows):
     """The rows of a table, ``most`` at a time, in the order that a job wants, as Spark would sort them."""
 
     def __init__(self, job: Job, table: pa.Table, most: int) -> None:
@@ -58,13 +58,13 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         return None
     run = Runner.run
 
-    def run_in_pieces(runner: Runner, batch_id: int, incoming: Incoming, *arguments: Any) -> Any:
+    def run_in_pieces(runner: Runner, batch_id: int, incoming: BatchSource, *arguments: Any) -> Any:
         read = incoming.read
         incoming = incoming._replace(read=lambda: TableInPieces(runner._job, read(), most))
         return run(runner, batch_id, incoming, *arguments)
 
-    def batch_in_pieces(job: Job, table: pa.Table, **options: Any) -> Batch | BatchInPieces:
-        return BatchInPieces(job, TableInPieces(job, table, most), **options)
+    def batch_in_pieces(job: Job, table: pa.Table, **options: Any) -> Batch | ChunkedBatch:
+        return ChunkedBatch(job, TableInPieces(job, table, most), **options)
 
     monkeypatch.setattr(Runner, "run", run_in_pieces)
     monkeypatch.setattr("statebackend.testing.harness.Batch", batch_in_pieces)

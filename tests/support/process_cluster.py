@@ -23,7 +23,7 @@ from processes import environment
 from thread_cluster import ThreadCluster
 
 from statebackend.cluster.host import Host, HostPlan
-from statebackend.cluster.options import HostOptions
+from statebackend.cluster.host_options import HostOptions
 
 
 class Orders:

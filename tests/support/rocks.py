@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from statebackend._core.rocksdb.binding.batches import WriteBatch
 from statebackend._core.rocksdb.binding.callbacks import CommittedClock, ExpiryRules
 from statebackend._core.rocksdb.binding.database import ColumnFamily, Database
+from statebackend._core.rocksdb.binding.database_options import MemoryBudget, Options
 from statebackend._core.rocksdb.binding.iterators import Iterator
 from statebackend._core.rocksdb.binding.library import live_counters, load
-from statebackend._core.rocksdb.binding.options import MemoryBudget, Options
-from statebackend.backends.rocksdb.location import find_library
+from statebackend._core.rocksdb.binding.write_batch import WriteBatch
+from statebackend.backends.rocksdb.library_location import find_library
 
 __all__ = [
     "ColumnFamily",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from statebackend.checkpoint.files.calls import PosixCalls, Status
+from statebackend.checkpoint.files.posix_calls import PosixCalls, Status
 
 
 class Dead(BaseException):

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from simulated_disk import Dead
 
-from statebackend.checkpoint.files.interface import Buffer
 from statebackend.checkpoint.files.object_calls import PART_SIZE, ObjectCalls, ObjectStatus
+from statebackend.checkpoint.files.store_files import BytesLike
 
 T = TypeVar("T")
 Plan = Callable[[int, str], object]
@@ -135,7 +135,7 @@ class SimulatedObjectCalls(ObjectCalls):
     def get(self, name: str) -> bytes:
         return self.request("get", lambda: self._there(name))
 
-    def get_range(self, name: str, start: int, end: int) -> Buffer:
+    def get_range(self, name: str, start: int, end: int) -> BytesLike:
         return self.request("range", lambda: self._there(name)[start:end])
 
     def names(self, folder: str) -> list[str]:
@@ -173,7 +173,7 @@ class SimulatedUpload:
         self._parts: list[bytes] = []
         self._held = b""
 
-    def write(self, data: Buffer) -> None:
+    def write(self, data: BytesLike) -> None:
         self._held += bytes(data)
         size = self._calls.part_size
         while len(self._held) > size:

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 import statebackend as sb
 from statebackend.checkpoint import CheckpointStore
-from statebackend.runtime import Incoming, Job, Runner
-from statebackend.runtime.progress import Figures, Stopwatch
-from statebackend.spark.deliveries import Deliveries
-from statebackend.spark.sinks.interface import SinkContext
+from statebackend.runtime import BatchSource, Job, Runner
+from statebackend.runtime.batch_progress import Figures, Stopwatch
+from statebackend.spark.sink_delivery import SinkDeliveries
+from statebackend.spark.sinks.committed_sink import SinkContext
 from statebackend.types import of
 
 
@@ -35,14 +35,14 @@ def rows_of_batch(batch_id: int) -> pa.Table:
 
 
 class SinkJob:
-    def __init__(self, runner: Runner, deliveries: Deliveries) -> None:
+    def __init__(self, runner: Runner, deliveries: SinkDeliveries) -> None:
         self.runner, self._deliveries = runner, deliveries
 
     def run(self, batch_id: int, rows: pa.Table | None = None) -> list[Figures]:
         """Run a batch, or find that it is committed, and serve the sinks."""
         table = rows_of_batch(batch_id) if rows is None else rows
         plan = {"kind": "plan", "time": batch_id, "offsets": [batch_id]}
-        committed = self.runner.run(batch_id, Incoming(lambda: table, plan, lambda: None), Stopwatch())
+        committed = self.runner.run(batch_id, BatchSource(lambda: table, plan, lambda: None), Stopwatch())
         context = SinkContext(batch_id, self.runner.still_held(), committed.incarnation, committed.is_replay)
 
         def frame_of(output: str) -> Any:
@@ -58,7 +58,7 @@ def sink_job(
     """A run of a query over the store in a folder, with these sinks."""
     others = list(schema)[1:] if isinstance(schema, dict) else []
     job = Job(_ToEach(others), key="user", schema=schema)
-    deliveries = Deliveries.of(sink, job.outputs)
+    deliveries = SinkDeliveries.of(sink, job.outputs)
     runner = Runner(
         job,
         CheckpointStore(state, **options),

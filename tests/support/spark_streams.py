@@ -16,7 +16,7 @@ import pytest
 from local_spark import spark
 
 import statebackend as sb
-from statebackend.spark.sinks.interface import CommittedSink, Delivery
+from statebackend.spark.sinks.committed_sink import CommittedSink, Delivery
 
 __all__ = ["spark"]
 

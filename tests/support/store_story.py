@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from statebackend.checkpoint import CheckpointStore, StateSnapshot
 from statebackend.checkpoint.files import StoreFiles
+from statebackend.checkpoint.store.checkpoint_reader import CheckpointReader
 from statebackend.checkpoint.store.inventory import Inventory
 from statebackend.checkpoint.store.log import read_entry
-from statebackend.checkpoint.store.reader import CheckpointReader
 from statebackend.errors import CommitConflictError
 from statebackend.keys import range_for
 

@@ -22,8 +22,8 @@ from processes import JOBS, KillingCalls, serve
 
 import statebackend as sb
 from statebackend.checkpoint.files import PosixFiles
-from statebackend.runtime import Incoming, Job, Runner
-from statebackend.runtime.progress import Stopwatch
+from statebackend.runtime import BatchSource, Job, Runner
+from statebackend.runtime.batch_progress import Stopwatch
 from statebackend.types import STRING
 
 BATCHES = 4
@@ -109,7 +109,7 @@ def run_stream(request: dict[str, Any], say: Callable[[object], None]) -> None:
     done = {int(name) for name in os.listdir(root / "stream")}
     for batch_id in range(max(done, default=-1) + 1, request.get("batches", BATCHES)):
         table = table_of(input_of(batch_id))
-        committed = runner.run(batch_id, Incoming(lambda table=table: table), Stopwatch())
+        committed = runner.run(batch_id, BatchSource(lambda table=table: table), Stopwatch())
         calls.tick()
         given = []
         for file in committed.output:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from statebackend.cluster.cluster_execution import Engine
 from statebackend.cluster.host import Host, HostPlan
-from statebackend.cluster.scattered_execution import Engine
-from statebackend.cluster.sending import ScatterPlan, TaskReport, send_rows
+from statebackend.cluster.shuffle_sender import ShufflePlan, TaskReport, send_rows
 from statebackend.cluster.wire import LinkError, connect
 from statebackend.errors import HostError, StateBackendError
-from statebackend.runtime import Incoming
-from statebackend.runtime.origin import Identity
+from statebackend.runtime import BatchSource
+from statebackend.runtime.batch_identity import Identity
 
 _tasks = itertools.count(1)
 
@@ -27,7 +27,7 @@ class Killed(BaseException):
     """Raised in the thread of a host or of a task, it ends like a process that was killed."""
 
 
-def batch_of(table: pa.Table, partitions: int = 3, identity: Identity | None = None) -> Incoming:
+def batch_of(table: pa.Table, partitions: int = 3, identity: Identity | None = None) -> BatchSource:
     """A batch in so many parts, as Spark has them."""
 
     def read() -> pa.Table:
@@ -35,7 +35,7 @@ def batch_of(table: pa.Table, partitions: int = 3, identity: Identity | None = N
 
     size = -(-table.num_rows // partitions) or 1
     parts = [table.slice(at * size, size) for at in range(partitions)]
-    return Incoming(read, identity, source=parts)
+    return BatchSource(read, identity, source=parts)
 
 
 class ThreadCluster(Engine):
@@ -111,11 +111,11 @@ class ThreadCluster(Engine):
             except LinkError as error:
                 raise HostError("a task does not reach a host") from error
 
-    def schema(self, incoming: Incoming) -> pa.Schema:
+    def schema(self, incoming: BatchSource) -> pa.Schema:
         schema: pa.Schema = incoming.source[0].schema
         return schema
 
-    def scatter(self, incoming: Incoming, plan: ScatterPlan) -> list[TaskReport]:
+    def scatter(self, incoming: BatchSource, plan: ShufflePlan) -> list[TaskReport]:
         parts: Sequence[pa.Table] = incoming.source
         shipped = pickle.dumps(plan)
 

@@ -17,7 +17,7 @@ from keyed_story import DESCRIPTORS, Story
 import statebackend as sb
 from statebackend.checkpoint import CheckpointStore, StoredFile
 from statebackend.checkpoint.format import GroupedBatch, Section
-from statebackend.checkpoint.keyed.merged_rows import applied
+from statebackend.checkpoint.keyed.compaction import applied
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.keys import encode_namespace

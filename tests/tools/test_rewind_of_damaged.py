@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import statebackend as sb
-from statebackend.runtime.origin import Origin
+from statebackend.runtime.batch_identity import BatchRecord
 from statebackend.spark.sinks import parquet
 
 
@@ -22,7 +22,7 @@ class Published:
 
     def commit(self, batch_id: int) -> Path:
         with sb.CheckpointStore(self.state, retain=5).open_for_writing() as store:
-            store.commit(batch_id, batch=Origin(incarnation=store.incarnation).to_json())
+            store.commit(batch_id, batch=BatchRecord(incarnation=store.incarnation).to_json())
             path = Path(self.sink.target("main", batch_id, store.incarnation))
         path.touch()
         return path

@@ -12,10 +12,10 @@ from house_tools import ROOT, reads_sources
 from type_samples import LEAVES, NESTED, OBJECTS, stored_and_read, texts
 
 from statebackend import types as t
-from statebackend.columns.codec_choice import type_codec
+from statebackend.columns.codec_factory import type_codec
 from statebackend.keys import key_encoder
 from statebackend.runtime.arrow_rows import OutputSchema, rows_of
-from statebackend.spark.deliveries import spark_schema
+from statebackend.spark.sink_delivery import spark_schema
 from statebackend.state.aggregates import ordering
 from statebackend.types.layout import LAYOUTS, decimal_layout
 from statebackend.types.serializers import serializer_for

@@ -7,8 +7,8 @@ A column is a tree, of one part for each type in its declared type:
       ROW                           validity
         LONG                        validity, numbers
 
-To write (`nested_writing`), a tree of `SourcePart` points into the buffers of an Arrow array, and a function walks down
-it once for each row, which appends the row's bytes. To read (`nested_reading`), a tree of `SinkPart` owns buffers that
+To write (`nested_writer`), a tree of `SourcePart` points into the buffers of an Arrow array, and a function walks down
+it once for each row, which appends the row's bytes. To read (`nested_reader`), a tree of `SinkPart` owns buffers that
 grow; the same walk takes the bytes of a row apart and appends each value to its part, which then is an Arrow array. The
 layouts of bytes are those of `statebackend.types.serializers.nested` and of `statebackend.keys.encoders`.
 

@@ -20,7 +20,7 @@ from statebackend.errors import SerializationError, SerializationTypeError
 cdef class ValueBytes:
     """Converts values of one role of a state; `codec` and `serializer` are those of its type.
 
-    >>> from statebackend.columns.codec_choice import type_codec
+    >>> from statebackend.columns.codec_factory import type_codec
     >>> from statebackend.types import LONG
     >>> from statebackend.types.serializers import serializer_for
     >>> values = ValueBytes(LONG, type_codec(LONG), serializer_for(LONG), "state 's'")

@@ -6,14 +6,14 @@ the key          `time_and_namespace`  the base of both backends: key, namespace
                  `key_shape`         reads keys that become bytes, also those that may come next
                  `row_loop`          sets the key of each row of a batch, calls the function, takes its rows
 every handle     `state_handle`      the base of both backends: the descriptor, and the rules of expiry
-                 `base_handle`       finds the current key's entry, makes room for it, removes it
+                 `table_handle`      finds the current key's entry, makes room for it, removes it
                  `cleanup`           removes what has expired
                  `enumeration`       lists keys and namespaces
                  `handle`            `Handle`: all of this together, and what users may do with any state
 a state's kind   `single_handle`     one value for a key; value states
                  `adding_handle`     reducing, aggregating and folding states: the user's function, or a plan
-                 `list_handle`       list states, and their iterator
-                 `map_handle`        map states, and their iterator
+                 `list_table_handle`  list states, and their iterator
+                 `map_table_handle`  map states, and their iterator
                  `time_index`        timers: their set, and the order of firing
                  `timer_columns`     many timers at once
 """

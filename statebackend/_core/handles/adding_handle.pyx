@@ -9,7 +9,7 @@ from libc.math cimport sqrt
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
-from statebackend._core.codecs.codecs cimport FORM_OBJECT, MAX_STORED, ValueCodec
+from statebackend._core.codecs.key_value_codecs cimport FORM_OBJECT, MAX_STORED, ValueCodec
 from statebackend._core.handles.single_handle cimport SingleHandle
 from statebackend._core.handles.state_handle cimport AGGREGATES, REDUCES, adding_kind, combined
 from statebackend._core.memory.arena cimport Blob, blob_data, blob_drop

@@ -3,11 +3,11 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.tables.cow_map cimport CowMap
-from statebackend._core.handles.base_handle cimport BaseHandle
+from statebackend._core.handles.table_handle cimport TableHandle
 from statebackend._core.tables.state_table cimport StateTable
-from statebackend._core.tables.sweeping cimport ExpiryIndex, Sweep
+from statebackend._core.tables.expiry_sweep cimport ExpiryIndex, Sweep
 
-cdef class CleanupHandle(BaseHandle):
+cdef class CleanupHandle(TableHandle):
     cdef int64_t cleanup_size            # entries that each access looks at; 0: there is no incremental cleanup
     cdef Sweep walk                      # where the cleanup continues
     cdef bint walks_spaced

@@ -11,11 +11,11 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 from statebackend._core.tables.cow_map cimport (
     VALUE_LIST, CowMap, Entry, Table, entry_at, hash_of, is_live, key_object, namespace_of, remove)
 from statebackend._core.tables.expiry cimport is_expired
-from statebackend._core.handles.base_handle cimport WANT_EXPIRED, BaseHandle
+from statebackend._core.handles.table_handle cimport WANT_EXPIRED, TableHandle
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.state_core cimport begin_call, end_call
 from statebackend._core.tables.state_table cimport StateTable
-from statebackend._core.tables.sweeping cimport (
+from statebackend._core.tables.expiry_sweep cimport (
     MAX_FOUND, SLOTS_PER_ENTRY, ExpiryIndex, Sweep, oldest_in, sweep)
 
 
@@ -24,11 +24,11 @@ cdef inline uint64_t moved_in(StateTable of) noexcept:
 
 
 @cython.no_gc_clear                      # C pointers into the core must not outlive it
-cdef class CleanupHandle(BaseHandle):
+cdef class CleanupHandle(TableHandle):
     """Removes what has expired of its state; `cleanup_size` is the number of entries that each access looks at."""
 
     def __init__(self, *arguments, **options):
-        BaseHandle.__init__(self, *arguments, **options)
+        TableHandle.__init__(self, *arguments, **options)
         cleanup = None if self.descriptor.ttl_config is None else self.descriptor.ttl_config.incremental_cleanup
         self.cleanup_size = 0 if cleanup is None else cleanup.cleanup_size
         self.walk.bound = INT64_MIN

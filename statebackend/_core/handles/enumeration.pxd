@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t
 
-from statebackend._core.handles.base_handle cimport BaseHandle
+from statebackend._core.handles.table_handle cimport TableHandle
 
-cdef tuple entries_of(BaseHandle handle, bint all_namespaces, uint32_t number)
-cdef list numbers_of_key(BaseHandle handle)
+cdef tuple entries_of(TableHandle handle, bint all_namespaces, uint32_t number)
+cdef list numbers_of_key(TableHandle handle)

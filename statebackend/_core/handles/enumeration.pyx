@@ -7,10 +7,10 @@ from statebackend._core.memory.arena cimport Blob, blob_data
 from statebackend._core.tables.cow_map cimport (
     CoreKey, CowMap, Entry, Table, Walk, begin_walk, entry_at, find, hash_key, key_object, map_size, namespace_of,
     next_entry)
-from statebackend._core.handles.base_handle cimport WANT_ALIVE, BaseHandle
+from statebackend._core.handles.table_handle cimport WANT_ALIVE, TableHandle
 
 
-cdef tuple entries_of(BaseHandle handle, bint all_namespaces, uint32_t number):
+cdef tuple entries_of(TableHandle handle, bint all_namespaces, uint32_t number):
     """Collect the canonical keys, and as many namespace numbers, of what has something unexpired."""
     cdef list keys = []
     cdef list namespaces = []
@@ -25,7 +25,7 @@ cdef tuple entries_of(BaseHandle handle, bint all_namespaces, uint32_t number):
     return keys, namespaces
 
 
-cdef int gather(BaseHandle handle, Table *table, bint all_namespaces, uint32_t number, list keys,
+cdef int gather(TableHandle handle, Table *table, bint all_namespaces, uint32_t number, list keys,
                 list namespaces) except -1:
     # Keys are ints and bytes, which start no garbage collection: nothing else runs during the walk.
     cdef uint32_t g, slot, ns
@@ -44,7 +44,7 @@ cdef int gather(BaseHandle handle, Table *table, bint all_namespaces, uint32_t n
     return 0
 
 
-cdef list numbers_of_key(BaseHandle handle):
+cdef list numbers_of_key(TableHandle handle):
     """Collect the numbers of the namespaces other than VOID in which the current key has an entry.
 
     Asks for each namespace of the backend, or looks at each entry of the key group, whichever is less.

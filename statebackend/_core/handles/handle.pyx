@@ -4,7 +4,7 @@
         |                                                        |
     Handle  --- plain, spaced: the tables --- map --- slot, valid while `stamp` == calls
       StateHandle       `state_handle`: the descriptor and the rules of expiry
-      BaseHandle        `base_handle`: finds the current key's entry
+      TableHandle       `table_handle`: finds the current key's entry
       CleanupHandle     `cleanup`: removes what has expired
 
 Order of work. Serializers, functions and copies of the user's run inside the call (`go_in`, `come_out`): calls that
@@ -16,7 +16,7 @@ cimport cython
 from libc.stdint cimport uint32_t
 
 from statebackend._core.tables.cow_map cimport entry_at
-from statebackend._core.handles.base_handle cimport WANT_ALIVE
+from statebackend._core.handles.table_handle cimport WANT_ALIVE
 from statebackend._core.handles.cleanup cimport CleanupHandle
 from statebackend._core.handles.enumeration cimport entries_of, numbers_of_key
 

@@ -15,7 +15,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
-from statebackend._core.codecs.codecs cimport KEY_NUMBER, KEY_STRING
+from statebackend._core.codecs.key_value_codecs cimport KEY_NUMBER, KEY_STRING
 from statebackend._core.tables.values cimport long_as_int64
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, hash_canonical_int

@@ -4,7 +4,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy
 
-from statebackend._core.codecs.codecs cimport KeyCodec
+from statebackend._core.codecs.key_value_codecs cimport KeyCodec
 from statebackend._core.codecs.row_maker cimport RowMaker
 
 cdef enum:

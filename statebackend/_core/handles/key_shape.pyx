@@ -8,7 +8,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
-from statebackend._core.codecs.codecs cimport KEY_BYTES, KEY_STRING, KeyCodec
+from statebackend._core.codecs.key_value_codecs cimport KEY_BYTES, KEY_STRING, KeyCodec
 from statebackend._core.codecs.row_maker cimport RowMaker
 from statebackend._core.codecs.type_codec cimport TypeCodec
 from statebackend._core.handles.look_ahead cimport COMING_BYTES

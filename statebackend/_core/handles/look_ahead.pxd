@@ -62,7 +62,7 @@ cdef struct MapKey:
     uint32_t turn                        # in which it was looked up last
     bint comes_again                     # it was looked up for another key before that
 
-cdef struct Part:
+cdef struct TurnEntries:
     uint32_t turn                        # in which it is expected; of lists: one of several chunks
     uint32_t anchor                      # of the map
     uint32_t n                           # how many entries of it are expected
@@ -75,7 +75,7 @@ cdef struct Visit:
     MapKey map_keys[MAP_KEYS]            # the last that differ, in no order
     uint32_t last_map_key                # which of them came last
     int reach
-    Part parts[PARTS]                    # by their turns
+    TurnEntries parts[PARTS]             # by their turns
 
 cdef struct Coming:
     uint32_t turn                        # in which the key will be current; 0: none is known

@@ -85,7 +85,7 @@ cdef char *found_value(Visit *visit, Coming *key, uint32_t namespace) noexcept n
     return value_of(visit.table, entry_at(visit.table.core, slot)) if slot else NULL
 
 
-cdef void expect_entries(Visit *visit, Part *part, uint32_t turn) noexcept nogil:
+cdef void expect_entries(Visit *visit, TurnEntries *part, uint32_t turn) noexcept nogil:
     """Hash the map keys that are probably looked up in a turn."""
     cdef Table *entries = visit.entries
     cdef MapKey *key
@@ -104,7 +104,7 @@ cdef void expect_entries(Visit *visit, Part *part, uint32_t turn) noexcept nogil
 
 cdef void follow_value(Visit *visit, Coming *key, uint32_t namespace, uint32_t turn) noexcept nogil:
     cdef char *value = found_value(visit, key, namespace)
-    cdef Part *part
+    cdef TurnEntries *part
     cdef uint32_t anchor, i
     if visit.reach == REACH_MAP_ENTRY:
         if value != NULL:
@@ -133,7 +133,7 @@ cdef void follow_part(Visit *visit, Coming *key, uint32_t namespace, uint32_t tu
     cdef char *value
     cdef ListChunk *chunk
     cdef uint32_t first, i
-    cdef Part *part = &visit.parts[turn & (PARTS - 1)]
+    cdef TurnEntries *part = &visit.parts[turn & (PARTS - 1)]
     if visit.reach == REACH_MAP_ENTRY:
         for i in range(part.n if part.turn == turn else 0):
             ask_for_entry(visit.entries, key.group, part.hashes[i])
@@ -159,7 +159,7 @@ cdef void follow_rest(Visit *visit, Coming *key, uint32_t namespace, uint32_t tu
     cdef char *value
     cdef ListChunk *chunk
     cdef uint32_t i
-    cdef Part *part = &visit.parts[turn & (PARTS - 1)]
+    cdef TurnEntries *part = &visit.parts[turn & (PARTS - 1)]
     if visit.reach == REACH_MAP_ENTRY:
         for i in range(part.n if part.turn == turn else 0):
             if visit.entries.layout.key_is_blob:

@@ -6,7 +6,7 @@ from cpython.object cimport PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint8_t
 
-from statebackend._core.codecs.codecs cimport KEY_NUMBER
+from statebackend._core.codecs.key_value_codecs cimport KEY_NUMBER
 from statebackend._core.codecs.row_maker cimport RowMaker
 from statebackend._core.codecs.row_writer cimport RowWriter
 from statebackend._core.handles.key_context cimport KeyContext

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t
 
-from statebackend._core.codecs.codecs cimport ValueCodec
+from statebackend._core.codecs.key_value_codecs cimport ValueCodec
 from statebackend._core.handles.handle cimport Handle
 
 cdef class SingleHandle(Handle):

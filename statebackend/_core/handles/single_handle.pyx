@@ -3,16 +3,16 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from statebackend._core.codecs.codecs cimport FORM_OBJECT, MAX_STORED, ValueCodec
+from statebackend._core.codecs.key_value_codecs cimport FORM_OBJECT, MAX_STORED, ValueCodec
 from statebackend._core.tables.cow_map cimport Table, entry_at, payload_of, value_of
 from statebackend._core.tables.expiry cimport is_expired, written_at
-from statebackend._core.handles.base_handle cimport NEVER
+from statebackend._core.handles.table_handle cimport NEVER
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.handles.state_handle cimport default_of, is_dead, time_of
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.objects cimport object_at
 from statebackend._core.tables.state_core cimport begin_call, come_out, end_call, end_objects, go_in
-from statebackend._core.tables.writing cimport restamp, write_value
+from statebackend._core.tables.entry_update cimport restamp, write_value
 from statebackend._core.tables.values cimport TYPE_FLOAT, TYPE_LONG
 
 

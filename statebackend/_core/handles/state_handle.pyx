@@ -1,8 +1,8 @@
 """`StateHandle`: what the handles of both compiled backends have in common.
 
     StateHandle         descriptor, rules of expiry, time
-      BaseHandle        `_core.handles.base_handle`, heap: finds the current key's entry
-      BaseHandle        `_core.rocksdb.handles.base_handle`: finds what is stored at the current key
+      TableHandle       `_core.handles.table_handle`, heap: finds the current key's entry
+      FamilyHandle      `_core.rocksdb.handles.family_handle`: finds what is stored at the current key
 
 Time. `time_of(handle)` is the time by which a state is read and stamped, `cleanup_time` that by which it is cleaned up.
 They differ in event time, where each row goes by its own: what has expired for this row may not have for another key's,
@@ -12,7 +12,7 @@ and a read removes only what it does not see and `is_dead` by the watermark.
 
 from libc.stdint cimport int64_t
 
-from statebackend._core.codecs.codecs cimport KeyCodec
+from statebackend._core.codecs.key_value_codecs cimport KeyCodec
 from statebackend._core.handles.time_and_namespace cimport TimeAndNamespace
 from statebackend._core.tables.cow_map cimport CoreKey
 

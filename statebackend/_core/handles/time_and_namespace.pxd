@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from statebackend._core.codecs.codecs cimport KeyCodec
+from statebackend._core.codecs.key_value_codecs cimport KeyCodec
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.wall_clock cimport WallClock
 

@@ -13,7 +13,7 @@ from functools import partial
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memset
 
-from statebackend._core.codecs.codecs cimport KeyCodec
+from statebackend._core.codecs.key_value_codecs cimport KeyCodec
 from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, hash_canonical_int
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.cow_map cimport CoreKey

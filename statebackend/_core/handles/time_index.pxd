@@ -6,7 +6,7 @@ from statebackend._core.memory.arena cimport Budget
 from statebackend._core.tables.cow_map cimport Table, entry_at, value_of
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.handles.key_context cimport KeyContext
-from statebackend._core.handles.map_handle cimport MapHandle
+from statebackend._core.handles.map_table_handle cimport MapTableHandle
 from statebackend._core.tables.map_table cimport MapTable
 from statebackend._core.tables.state_core cimport UndoNote
 
@@ -84,8 +84,8 @@ cdef uint32_t place_in_queue(Tickets *tickets, Pages *queue, uint32_t ticket) no
 cdef void tickets_free(Budget *budget, Tickets *tickets) noexcept nogil
 
 cdef class TimerHandle(Handle):
-    cdef object make_more                # callable() -> MapHandle
-    cdef readonly MapHandle more         # timers of keys that had one already; None before the first of those
+    cdef object make_more                # callable() -> MapTableHandle
+    cdef readonly MapTableHandle more    # timers of keys that had one already; None before the first of those
     cdef Pages queue                     # nodes: a heap of four children each, the earliest first
     cdef Tickets tickets
     cdef Pages log                       # records, oldest first

@@ -2,7 +2,7 @@
 
     key, namespace -> timer                         queue: a heap in the order of (time, key, namespace)
     +--------------+                                +------------------------------+
-    | time, ticket |    MapHandle `more`:           | time, key | owner  | ticket  |  24 bytes, in pages
+    | time, ticket |    MapTableHandle `more`:      | time, key | owner  | ticket  |  24 bytes, in pages
     +--------------+    key, namespace -> {time}    +------------------------------+
               |         +-------+   +-------+              ^                     |
               |         | time  |<->| time  |              |                     |
@@ -40,12 +40,12 @@ from statebackend._core.tables.cow_map cimport (
     Anchor, CoreKey, CowMap, Entry, Table, Walk, before_operation, begin_walk, drop_anchor, entry_at, find_int,
     find_stored, hash_int_key, hash_stored, insert, namespace_of, next_entry, value_of, wait_for_others)
 from statebackend._core.tables.values cimport long_as_int64
-from statebackend._core.handles.base_handle cimport find_key
+from statebackend._core.handles.table_handle cimport find_key
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.handles.time_and_namespace cimport TIME_OF_CLOCK, begin_time
 from statebackend._core.handles.look_ahead cimport ask_for_bucket, ask_for_entry
-from statebackend._core.handles.map_handle cimport MapHandle
+from statebackend._core.handles.map_table_handle cimport MapTableHandle
 from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, hash_canonical_int
 from statebackend._core.tables.map_table cimport MapTable, insert_threaded
 from statebackend._core.memory.platform cimport likely, prefetch, unlikely
@@ -241,7 +241,7 @@ cdef class TimerHandle(Handle):
     """The timers of one domain: a timer in the entry of its key, and a map state for those beside it."""
 
     def __init__(self, *arguments, make_more, **options):
-        """`make_more()` returns the MapHandle of a map state whose keys are times."""
+        """`make_more()` returns the MapTableHandle of a map state whose keys are times."""
         self.make_more = make_more
         Handle.__init__(self, *arguments, **options)
         if not self.is_noted:
@@ -307,7 +307,7 @@ cdef class TimerHandle(Handle):
     cdef bint add_more(self, int64_t time) except -1:
         """Register a timer of a key that has one already; return True if it is new."""
         cdef CoreKey inner
-        cdef MapHandle more = self.more
+        cdef MapTableHandle more = self.more
         cdef MapTable map
         cdef Table *heads
         cdef Table *table

@@ -24,14 +24,14 @@ from statebackend._core.tables.cow_map cimport (
     entry_at, find_stored, hash_of, hash_stored, namespace_of, next_change, value_of)
 from statebackend._core.snapshots.entry_rows cimport LiveMoment, find_owner, new_rows
 from statebackend._core.memory.platform cimport prefetch
-from statebackend._core.tables.state_core cimport Mark, StateCore
+from statebackend._core.tables.state_core cimport CoreMark, StateCore
 from statebackend._core.tables.state_table cimport StateTable
 
 cdef enum:
     AHEAD = 16                           # rows: memory is asked for so far ahead
 
 
-def changed_entries(StateTable table not None, Mark mark not None):
+def changed_entries(StateTable table not None, CoreMark mark not None):
     """Return the rows inserted, written or removed since `mark`: each key once, with its present value if it has one.
 
     >>> from statebackend._core.tables.state_core import StateCore
@@ -57,7 +57,7 @@ def changed_entries(StateTable table not None, Mark mark not None):
                     removed.view(np.bool_)[order])
 
 
-def entries_before(StateTable table not None, Mark mark not None):
+def entries_before(StateTable table not None, CoreMark mark not None):
     """Return the rows removed since `mark` of keys that were there then, as they were; the keys may be back.
 
     For tables whose entries are never written, only inserted and removed.
@@ -82,7 +82,7 @@ def entries_before(StateTable table not None, Mark mark not None):
 ctypedef object (*Collect)(Table *table, uint32_t version)
 
 
-cdef tuple changes_now(StateTable table, Mark mark, Collect collect):
+cdef tuple changes_now(StateTable table, CoreMark mark, Collect collect):
     """Collect the changes since `mark`, and the moment at which they are valid."""
     cdef StateCore owner = table.owner
     owner.enter_step()
@@ -95,7 +95,7 @@ cdef tuple changes_now(StateTable table, Mark mark, Collect collect):
         owner.leave()
 
 
-def count_changes(StateTable table not None, Mark mark not None):
+def count_changes(StateTable table not None, CoreMark mark not None):
     """Count the keys put or written since `mark` that exist now, and the keys that existed then and are gone.
 
     O(changes), a few nanoseconds each. After a removal, a move or an undone call, each key is looked up.

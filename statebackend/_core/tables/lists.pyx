@@ -28,7 +28,7 @@ from statebackend._core.tables.cow_map cimport (
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.tables.objects cimport share_object
 from statebackend._core.tables.values cimport drop_value
-from statebackend._core.tables.writing cimport slot_to_write
+from statebackend._core.tables.entry_update cimport slot_to_write
 
 cdef enum:
     LIST_FIRST_BYTES = 64

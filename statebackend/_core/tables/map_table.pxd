@@ -7,7 +7,7 @@ from statebackend._core.tables.cow_map cimport (
     Anchor, CoreKey, CowMap, Lane, Table, entry_at, find, hash_key, head_anchor, thread_of, value_of)
 from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.tables.state_table cimport StateTable
-from statebackend._core.tables.writing cimport put_value, write_value
+from statebackend._core.tables.entry_update cimport put_value, write_value
 
 cdef inline uint32_t anchor_ref(Table *heads, uint32_t head_slot) noexcept nogil:
     return (<uint32_t *>value_of(heads, entry_at(heads.core, head_slot)))[0]

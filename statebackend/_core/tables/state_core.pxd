@@ -12,7 +12,7 @@ from statebackend._core.tables.objects cimport end_dead
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
 
-cdef class Mark
+cdef class CoreMark
 
 cdef enum:
     NOT_UNDONE = 0xFFFFFFFFFFFFFFFF
@@ -39,7 +39,7 @@ cdef class StateCore:
     cdef int process                     # the process that made the core
     cdef int enter(self) except -1
     cdef int enter_step(self) except -1
-    cdef Py_ssize_t place_of(self, Mark mark) noexcept
+    cdef Py_ssize_t place_of(self, CoreMark mark) noexcept
     cdef uint64_t reclaims               # counts the calls of `reclaim`
     cdef void reclaim(self, int64_t budget) noexcept
     cdef int refuse(self) except -1
@@ -57,14 +57,14 @@ cdef class StateCore:
     cdef void end(self) noexcept
     cdef bint keep_carried(self, Journal *journal) noexcept
     cdef Snapshot *open_snapshot(self) except NULL
-    cdef int require_open(self, Mark mark) except -1
+    cdef int require_open(self, CoreMark mark) except -1
     cdef void keep_note(self, UndoNote *note) noexcept
     cdef void forget_note(self, UndoNote *note) noexcept
     cdef uint64_t oldest_mark(self) noexcept
     cdef int bump_version(self) except -1
     cdef int renumber(self) except -1
 
-cdef class Mark:
+cdef class CoreMark:
     cdef readonly StateCore owner
     cdef uint64_t number                 # of marks opened so far, this one included
     cdef uint32_t version

@@ -45,7 +45,7 @@ cdef enum:
 
 
 @cython.final
-cdef class Mark:
+cdef class CoreMark:
     """A point to roll back to; made by `StateCore.mark`."""
 
 
@@ -100,7 +100,7 @@ cdef class StateCore:
 
     cdef void end(self) noexcept:
         """Make every later call raise; `after_close` frees the state."""
-        cdef Mark mark
+        cdef CoreMark mark
         self.closed = True
         self.calls += 1                  # handles that remember a slot look again, and find the core closed
         for mark in self.open_marks:
@@ -216,7 +216,7 @@ cdef class StateCore:
 
     def mark(self):
         """Open a mark. O(1)."""
-        cdef Mark mark = Mark.__new__(Mark)
+        cdef CoreMark mark = CoreMark.__new__(CoreMark)
         self.enter_step()
         try:
             # Under a snapshot, clones get versions that tell only of the newest segment if they were journalled.
@@ -233,14 +233,14 @@ cdef class StateCore:
         finally:
             self.leave()
 
-    def rollback(self, Mark mark not None):
+    def rollback(self, CoreMark mark not None):
         """Return every table to its contents at `mark`; newer marks become invalid. O(changes since).
 
         The rollback itself needs a little memory, and only while a snapshot is live; this may pass `max_bytes`. If
         the system's memory runs out midway, the call can be repeated.
         """
         cdef Journal *journal
-        cdef Mark other
+        cdef CoreMark other
         cdef UndoNote *note
         cdef int64_t limit = self.arena.budget.limit
         self.enter_step()
@@ -341,13 +341,13 @@ cdef class StateCore:
         log_append(self.core.arena, log, &journal.carried)
         return True
 
-    def release(self, Mark mark not None):
+    def release(self, CoreMark mark not None):
         """Give up the possibility to roll back to `mark`. Idempotent. Reclaiming continues step by step.
 
         O(states written since the oldest mark), however many marks are open or were opened before.
         """
         cdef Journal *journal
-        cdef Mark last
+        cdef CoreMark last
         cdef uint32_t keep_from, back_to = 0
         cdef bint is_newest
         if not mark.is_open or mark.owner is not self or self.closed:
@@ -360,7 +360,7 @@ cdef class StateCore:
             is_newest = self.open_marks[len(self.open_marks) - 1] is mark
             del self.open_marks[len(self.open_marks) - 1 if is_newest else self.place_of(mark)]
             if self.open_marks:
-                keep_from = (<Mark>self.open_marks[0]).version
+                keep_from = (<CoreMark>self.open_marks[0]).version
                 if is_newest:
                     last = self.open_marks[len(self.open_marks) - 1]
                     if self.core.newest == NULL and self.core.journal_version == mark.version and mark.before:
@@ -382,25 +382,25 @@ cdef class StateCore:
         finally:
             self.leave()
 
-    def release_soon(self, Mark mark not None):
+    def release_soon(self, CoreMark mark not None):
         """Release `mark` now, or at the end of the call that is inside, on whatever thread."""
         if self.inside or self.core.busy:
             self._do_later(partial(self.release, mark))
         else:
             self.release(mark)
 
-    cdef Py_ssize_t place_of(self, Mark mark) noexcept:
+    cdef Py_ssize_t place_of(self, CoreMark mark) noexcept:
         """The place of an open mark in the list, which is in the order of versions."""
         cdef Py_ssize_t low = 0, high = len(self.open_marks) - 1, middle
         while low < high:
             middle = (low + high) // 2
-            if (<Mark>self.open_marks[middle]).version < mark.version:
+            if (<CoreMark>self.open_marks[middle]).version < mark.version:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    def changes_since(self, Mark mark not None):
+    def changes_since(self, CoreMark mark not None):
         """The minimum number of changes journalled since `mark`, over all tables.
 
         O(marks, and states written since the oldest one).
@@ -414,7 +414,7 @@ cdef class StateCore:
             journal = journal.next_filled
         return total
 
-    def written_since(self, Mark mark not None):
+    def written_since(self, CoreMark mark not None):
         """The journals that have anything since `mark`, by the `journal` of their tables; O(what `changes_since` is).
 
         >>> from statebackend._core.tables.state_table import StateTable
@@ -459,7 +459,7 @@ cdef class StateCore:
         finally:
             self.leave()
 
-    cdef int require_open(self, Mark mark) except -1:
+    cdef int require_open(self, CoreMark mark) except -1:
         if mark.owner is not self:
             raise UsageError("the mark belongs to another backend", code="USAGE.FOREIGN_MARK")
         if not mark.is_open:
@@ -482,7 +482,7 @@ cdef class StateCore:
 
     cdef uint64_t oldest_mark(self) noexcept:
         """The number of the oldest open mark; if none is open, one that no mark has."""
-        return (<Mark>self.open_marks[0]).number if self.open_marks else NOT_UNDONE
+        return (<CoreMark>self.open_marks[0]).number if self.open_marks else NOT_UNDONE
 
     # --- snapshots ---
 
@@ -539,7 +539,7 @@ cdef class StateCore:
         cdef Snapshot *snapshot = self.core.oldest
         cdef Journal *journal = self.core.journals
         cdef Table *table = self.core.tables
-        cdef Mark mark
+        cdef CoreMark mark
         cdef uint32_t *old               # the versions that are compared with, each once, in order
         cdef uint32_t i, n = 0
         cdef uint64_t most = 1 + 2 * len(self.open_marks)

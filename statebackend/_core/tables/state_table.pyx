@@ -1,7 +1,7 @@
 """State tables, one operation at a time: keys to values, in one copy-on-write map per key group.
 
 A map state is two tables with one journal: keys to anchors, and (anchor, map key) to values; see `map_table.pyx`.
-Batches are in `kernels.pyx`.
+Batches are in `batch_kernels.pyx`.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -24,7 +24,7 @@ from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.tables.values cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, MAX_BYTES, TYPE_BOOL, TYPE_DOUBLE, TYPE_FLOAT,
     blob_of_value, drop_value, store_number)
-from statebackend._core.tables.writing cimport write_value
+from statebackend._core.tables.entry_update cimport write_value
 
 from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
 from statebackend.types.layout import LAYOUTS

@@ -23,7 +23,7 @@ from statebackend.operator_state import OperatorStateBackend
 from statebackend.state import StateBackend
 
 if TYPE_CHECKING:
-    from statebackend.backends.heap.keyed import HeapKeyedBackend
+    from statebackend.backends.heap.keyed_backend import HeapKeyedBackend
 
 __all__ = ["HeapBackend"]
 
@@ -59,7 +59,7 @@ class HeapBackend(StateBackend):
     @classmethod
     def unavailable_reason(cls) -> str | None:
         try:
-            importlib.import_module("statebackend._core.handles.map_handle")
+            importlib.import_module("statebackend._core.handles.map_table_handle")
         except ImportError as error:
             return (
                 f"its extension is not built ({error}); build it with 'python setup.py build_ext --inplace'"
@@ -70,7 +70,7 @@ class HeapBackend(StateBackend):
         reason = self.unavailable_reason()
         if reason is not None:
             raise BackendUnavailableError(f"backend 'heap' cannot be used here: {reason}")
-        from statebackend.backends.heap.keyed import HeapKeyedBackend
+        from statebackend.backends.heap.keyed_backend import HeapKeyedBackend
 
         return HeapKeyedBackend(
             key_type,

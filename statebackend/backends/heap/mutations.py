@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from statebackend.errors import MutationError
 
 
-class _Noted(NamedTuple):
+class _WatchedObject(NamedTuple):
     value: Any
     data: bytes
     group: int
@@ -38,7 +38,7 @@ class MutationWatcher:
     """Remembers the objects that a backend has taken or given, by where they are stored."""
 
     def __init__(self) -> None:
-        self._noted: dict[Any, list[_Noted]] = {}
+        self._noted: dict[Any, list[_WatchedObject]] = {}
         self._serialize: dict[str, Any] = {}
         self._checks = 0
         self._found: MutationError | None = None
@@ -61,7 +61,7 @@ class MutationWatcher:
                     noted[at] = each._replace(data=data, checks=self._checks)
                 return
         self._serialize[place[0]] = serialize
-        noted.append(_Noted(value, data, state.backend._key_group, self._checks))
+        noted.append(_WatchedObject(value, data, state.backend._key_group, self._checks))
 
     def note_all(self, state: Any, values: list[Any]) -> None:
         """Note objects that were appended to the current key's list."""
@@ -100,7 +100,7 @@ class MutationWatcher:
         is_single = state.descriptor.kind != "list"
         return state.descriptor.name, backend._key, backend._namespace, map_key, is_single
 
-    def _error(self, place: Any, noted: _Noted) -> MutationError:
+    def _error(self, place: Any, noted: _WatchedObject) -> MutationError:
         return MutationError(
             f"an object of type {type(noted.value).__name__} was changed in place",
             detail=f"state {place[0]!r}, key group {noted.group}",

@@ -15,6 +15,6 @@ whole collection. For real work use ``heap``.
 True
 """
 
-from statebackend.backends.reference.backend import ReferenceBackend, ReferenceKeyedBackend
+from statebackend.backends.reference.reference_backend import ReferenceBackend, ReferenceKeyedBackend
 
 __all__ = ["ReferenceBackend", "ReferenceKeyedBackend"]

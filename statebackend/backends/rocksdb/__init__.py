@@ -16,14 +16,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from statebackend.backends.rocksdb.location import library_in_use, load_library
+from statebackend.backends.rocksdb.library_location import library_in_use, load_library
 from statebackend.backends.rocksdb.settings import Settings
 from statebackend.errors import StateBackendError
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.state import StateBackend
 
 if TYPE_CHECKING:
-    from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
+    from statebackend.backends.rocksdb.keyed_backend import RocksDbKeyedBackend
 
 __all__ = ["RocksDbBackend"]
 
@@ -77,7 +77,7 @@ class RocksDbBackend(StateBackend):
 
     def create_keyed_backend(self, key_type: Any, **options: Any) -> RocksDbKeyedBackend:
         load_library()
-        from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
+        from statebackend.backends.rocksdb.keyed_backend import RocksDbKeyedBackend
 
         return RocksDbKeyedBackend(key_type, settings=self.settings, **options)
 

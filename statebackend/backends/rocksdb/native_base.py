@@ -19,50 +19,50 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from statebackend._core.rocksdb.binding.callbacks import ExpiryRules
 from statebackend._core.rocksdb.binding.library import version
 from statebackend._core.rocksdb.overlay.composite_keys import group_prefix
-from statebackend.backends.rocksdb.load_rows import load
 from statebackend.backends.rocksdb.native_families import (
     BY_TIME,
     FAMILIES,
-    HeldTable,
     NativeFamily,
-    StoredState,
+    StandInDescriptor,
+    UndeclaredTable,
     families_bytes,
     has_stand_ins,
-    stored_state,
+    stand_in_descriptor,
 )
 from statebackend.backends.rocksdb.native_rows import rows_of_family
 from statebackend.backends.rocksdb.native_snapshot import SST, NativeSnapshot
+from statebackend.backends.rocksdb.row_loader import load
 from statebackend.backends.rocksdb.scratch import Scratch
-from statebackend.backends.rocksdb.snapshots import RocksDbChanges
+from statebackend.backends.rocksdb.snapshot_source import RocksDbChanges
 from statebackend.checkpoint import DataWriter, StateSnapshot, StoredFile
-from statebackend.checkpoint.files.interface import storing
+from statebackend.checkpoint.files.store_files import storing
 from statebackend.checkpoint.format import Section
 from statebackend.checkpoint.keyed import Source, StateDescription
 from statebackend.checkpoint.keyed.description import StateDescriptions
-from statebackend.checkpoint.keyed.restored_states import RestoredStates
-from statebackend.checkpoint.keyed.rows import NATIVE, NativeRows, phases
+from statebackend.checkpoint.keyed.row_source import NATIVE, NativeRows, phases
+from statebackend.checkpoint.keyed.state_restore import RestoredStates
 from statebackend.state import timer_state
 
 if TYPE_CHECKING:
-    from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
+    from statebackend.backends.rocksdb.keyed_backend import RocksDbKeyedBackend
 
 _BEHIND_ALL = b"\xff\xff\xff"
 
 
-class _Held(NamedTuple):
+class _UndeclaredFamily(NamedTuple):
     """A column family that nobody has declared."""
 
     described: NativeFamily
     #: None for timers in the order of firing.
     description: StateDescription | None
-    table: HeldTable
+    table: UndeclaredTable
 
 
-class _Loading(NamedTuple):
+class _LoadTarget(NamedTuple):
     """What `load` asks of a state."""
 
-    descriptor: StoredState
-    table: HeldTable
+    descriptor: StandInDescriptor
+    table: UndeclaredTable
 
 
 class NativeStates:
@@ -74,7 +74,7 @@ class NativeStates:
         #: By RocksDB's name: the files with data as the store has them. Names are unique within one database, so this
         #: begins with what the database began with, and is never taken over from another one.
         self.stored: dict[str, StoredFile] = {} if adopted is None else adopted.tables
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _UndeclaredFamily] = {}
         self._adopting: set[str] = set()
         if adopted is not None:
             self._begin(adopted)
@@ -82,15 +82,15 @@ class NativeStates:
     def _begin(self, adopted: NativeSnapshot) -> None:
         database = self._backend.scratch.database
         for family in adopted.families:
-            table = HeldTable(database.column_family(family.family), family.has_namespaces)
-            self._held[family.table] = _Held(family, adopted.description_of(family), table)
+            table = UndeclaredTable(database.column_family(family.family), family.has_namespaces)
+            self._held[family.table] = _UndeclaredFamily(family, adopted.description_of(family), table)
             if not (family.is_reserved or self.has_all_key_groups):
                 self._cut(table)
         for family in adopted.families:
             if adopted.is_dropped(family):
                 self.forget(family.table)
 
-    def _cut(self, table: HeldTable) -> None:
+    def _cut(self, table: UndeclaredTable) -> None:
         """Remove the key groups of other instances: whole files at once, and what is left behind one marker."""
         database, own = self._backend.scratch.database, self._backend.key_group_range
         for start, end in ((b"", group_prefix(own.start)), (group_prefix(own.end + 1), _BEHIND_ALL)):
@@ -133,7 +133,7 @@ class NativeStates:
             state = restored.get(name)
             if state is None or held.description is None or held.described.is_reserved:
                 continue
-            loading = _Loading(stored_state(held.description, held.described), held.table)
+            loading = _LoadTarget(stand_in_descriptor(held.description, held.described), held.table)
             changes = state.rows.take_changes()
             load(self._backend, loading, (part for rows in changes for part in phases(rows)))
 
@@ -166,7 +166,7 @@ class NativeStates:
             return None
         return self._backend.scratch.rules[self._held[table].described.family]
 
-    def table_of(self, table: str) -> HeldTable | None:
+    def table_of(self, table: str) -> UndeclaredTable | None:
         """A column family that is being adopted."""
         return self._held[table].table if table in self._adopting else None
 

@@ -123,7 +123,7 @@ class _Opaque(Serializer):
         return {"width": self.fixed_width}
 
 
-class StoredState(NamedTuple):
+class StandInDescriptor(NamedTuple):
     """As much of a descriptor as reading and loading rows needs, from a checkpoint alone."""
 
     name: str
@@ -137,13 +137,13 @@ class StoredState(NamedTuple):
         return self.types
 
 
-def stored_state(description: StateDescription, family: NativeFamily) -> StoredState:
+def stand_in_descriptor(description: StateDescription, family: NativeFamily) -> StandInDescriptor:
     """What the rows of a column family are, as its checkpoint describes them; objects are bytes."""
     width = None
     if family.layout == "fixed_list":
         width = family.element_bytes - (_STAMP_BYTES if description.ttl else 0)
     types = {role: _stand_in(config, width) for role, config in description.types.items()}
-    return StoredState(description.name, description.kind, types, True if description.ttl else None)
+    return StandInDescriptor(description.name, description.kind, types, True if description.ttl else None)
 
 
 def _stand_in(config: Any, width: int | None = None) -> Type:
@@ -162,7 +162,7 @@ def has_stand_ins(description: StateDescription) -> bool:
     return True
 
 
-class HeldTable:
+class UndeclaredTable:
     """A column family whose state is not declared, as needed to read and load rows."""
 
     __slots__ = ("family", "has_namespaces")

@@ -12,25 +12,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from statebackend._core.rocksdb.overlay.composite_keys import group_prefix
-from statebackend._core.rocksdb.overlay.walks import Walk
-from statebackend.backends.rocksdb.location import load_library
-from statebackend.backends.rocksdb.native_families import HeldTable, NativeFamily, stored_state
+from statebackend._core.rocksdb.overlay.merging_iterator import MergingIterator
+from statebackend.backends.rocksdb.family_reader import FamilyReader, groups_of
+from statebackend.backends.rocksdb.library_location import load_library
+from statebackend.backends.rocksdb.native_families import NativeFamily, UndeclaredTable, stand_in_descriptor
 from statebackend.backends.rocksdb.native_snapshot import NativeSnapshot
 from statebackend.backends.rocksdb.scratch import Scratch
 from statebackend.backends.rocksdb.settings import Settings
-from statebackend.backends.rocksdb.written_states import WrittenState, groups_of
 from statebackend.checkpoint import Checkpoint, StateSnapshot
 from statebackend.checkpoint.format import GroupedBatch
 from statebackend.checkpoint.keyed import StateDescription
 from statebackend.checkpoint.keyed import compiled_backend as compiled
-from statebackend.checkpoint.keyed.rows import NativeRows
+from statebackend.checkpoint.keyed.row_source import NativeRows
 from statebackend.errors import BackendUnavailableError
 from statebackend.keys import KeyEncoder, KeyGroupRange, key_encoder
 from statebackend.types import Type
 
 
 class _Encoding(NamedTuple):
-    """What `WrittenState` asks of a backend."""
+    """What `FamilyReader` asks of a backend."""
 
     encoder: KeyEncoder
 
@@ -72,7 +72,7 @@ def _rows(
     key_groups: KeyGroupRange,
 ) -> Iterator[GroupedBatch]:
     """As `rows_of_family`; whoever may still call it keeps the database."""
-    table = HeldTable(scratch.database.column_family(family.family), family.has_namespaces)
+    table = UndeclaredTable(scratch.database.column_family(family.family), family.has_namespaces)
     yield from rows_of_family(encoder, description, family, table, key_groups)
 
 
@@ -80,15 +80,15 @@ def rows_of_family(
     encoder: KeyEncoder,
     description: StateDescription,
     family: NativeFamily,
-    table: HeldTable,
+    table: UndeclaredTable,
     key_groups: KeyGroupRange,
 ) -> Iterator[GroupedBatch]:
     """The rows of some key groups, in order. O(rows of these), and a batch of memory."""
-    stored: Any = stored_state(description, family)
+    stored: Any = stand_in_descriptor(description, family)
     backend: Any = _Encoding(encoder)
     held: Any = table
-    state = WrittenState(backend, stored, held)
-    with Walk(table.family, None, b"", group_prefix(key_groups.start), fill_cache=False) as walk:
+    state = FamilyReader(backend, stored, held)
+    with MergingIterator(table.family, None, b"", group_prefix(key_groups.start), fill_cache=False) as walk:
         is_more = True
         while is_more:
             ends, keys, value_ends, values = walk.read_many(compiled.BATCH_ROWS, compiled.BATCH_BYTES)

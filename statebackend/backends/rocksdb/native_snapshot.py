@@ -11,10 +11,10 @@ import re
 
 from statebackend.backends.rocksdb.native_families import FAMILIES, NativeFamily, read_families
 from statebackend.checkpoint import Checkpoint, StateSnapshot, StoredFile
-from statebackend.checkpoint.files.interface import storing
+from statebackend.checkpoint.files.store_files import storing
 from statebackend.checkpoint.keyed import StateDescription
-from statebackend.checkpoint.keyed.restored_states import check_use, keyed_snapshots
-from statebackend.checkpoint.keyed.rows import NATIVE, has_native
+from statebackend.checkpoint.keyed.row_source import NATIVE, has_native
+from statebackend.checkpoint.keyed.state_restore import check_use, keyed_snapshots
 from statebackend.checkpoint.store.sealed import crc32c
 from statebackend.errors import CorruptCheckpointError
 from statebackend.keys import KeyGroupRange

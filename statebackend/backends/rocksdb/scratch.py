@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from statebackend._core.rocksdb.binding.callbacks import CommittedClock, ExpiryRules
 from statebackend._core.rocksdb.binding.database import ColumnFamily, Database, families_in
-from statebackend._core.rocksdb.binding.options import MemoryBudget, Options
+from statebackend._core.rocksdb.binding.database_options import MemoryBudget, Options
 from statebackend.backends.rocksdb.settings import Settings, column_family_settings, predefined
 from statebackend.errors import CorruptCheckpointError, StoreError
 

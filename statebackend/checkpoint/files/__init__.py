@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from statebackend.checkpoint.files.addresses import local_path, scheme_of, without_secrets
-from statebackend.checkpoint.files.calls import PosixCalls
-from statebackend.checkpoint.files.interface import FileSink, StoreFiles
-from statebackend.checkpoint.files.objects import ObjectFiles
-from statebackend.checkpoint.files.places import Place, open_place
+from statebackend.checkpoint.files.object_store import ObjectFiles
 from statebackend.checkpoint.files.posix import PosixFiles
+from statebackend.checkpoint.files.posix_calls import PosixCalls
+from statebackend.checkpoint.files.store_files import FileSink, StoreFiles
+from statebackend.checkpoint.files.target_folder import TargetFolder, open_target_folder
 from statebackend.errors import UsageError
 
 __all__ = [
     "FileSink",
-    "Place",
+    "TargetFolder",
     "PosixCalls",
     "PosixFiles",
     "StoreFiles",
     "local_path",
     "open_files",
-    "open_place",
+    "open_target_folder",
     "scheme_of",
     "without_secrets",
 ]

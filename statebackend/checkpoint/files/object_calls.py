@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
 from statebackend.checkpoint.files.addresses import parse_object_address, without_secrets
-from statebackend.checkpoint.files.interface import Buffer
+from statebackend.checkpoint.files.store_files import BytesLike
 from statebackend.errors import UsageError
 
 T = TypeVar("T")
@@ -107,12 +107,12 @@ class ObjectCalls:
 
     def get(self, name: str) -> bytes:
         """A whole object. One request."""
-        found: Buffer = self._ask("read", name, lambda obs, store: obs.get(store, name).bytes())
+        found: BytesLike = self._ask("read", name, lambda obs, store: obs.get(store, name).bytes())
         return bytes(found)
 
-    def get_range(self, name: str, start: int, end: int) -> Buffer:
+    def get_range(self, name: str, start: int, end: int) -> BytesLike:
         """The bytes of an object from ``start`` to before ``end``; fewer, but some, if it ends earlier. One request."""
-        found: Buffer = self._ask(
+        found: BytesLike = self._ask(
             "read", name, lambda obs, store: obs.get_range(store, name, start=start, end=end)
         )
         return found
@@ -201,7 +201,7 @@ class Upload:
         self._name = name
         self._opened = opened
 
-    def write(self, data: Buffer) -> None:
+    def write(self, data: BytesLike) -> None:
         self._calls._ask("write", self._name, lambda obs, store: self._opened.write(data))
 
     def close(self) -> None:

@@ -19,8 +19,6 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from statebackend.checkpoint.files.calls import PosixCalls
-from statebackend.checkpoint.files.interface import Buffer, Fenced, FileSink, StoreFiles, Taken
 from statebackend.checkpoint.files.layout import (
     CHECKPOINTS,
     DATA,
@@ -32,6 +30,14 @@ from statebackend.checkpoint.files.layout import (
     newest_epoch,
     parse_epoch_folder,
     split,
+)
+from statebackend.checkpoint.files.posix_calls import PosixCalls
+from statebackend.checkpoint.files.store_files import (
+    BytesLike,
+    FencedError,
+    FileSink,
+    NameConflictError,
+    StoreFiles,
 )
 from statebackend.errors import UsageError
 
@@ -60,7 +66,7 @@ class PosixSink(FileSink):
         self._there = True
         self._descriptor: int | None = calls.create(path)
 
-    def write(self, data: Buffer) -> None:
+    def write(self, data: BytesLike) -> None:
         assert self._descriptor is not None
         left = memoryview(data).cast("B")
         while left:
@@ -273,7 +279,7 @@ class PosixFiles(StoreFiles):
                 self._locks[epoch] = self._calls.lock_folder(self._path(epoch_folder(epoch)))
         except (BlockingIOError, FileNotFoundError):
             # Anyone else who looks at this folder is a newer writer, which has found us not alive yet.
-            raise Fenced from None
+            raise FencedError from None
         except OSError as error:
             # This file system has no locks: another live writer is fenced instead of refused.
             _log.info("no lock can be taken here: %s", error)
@@ -335,7 +341,7 @@ class PosixFiles(StoreFiles):
         try:
             self.write(aside, content)
         except FileNotFoundError:
-            raise Fenced from None
+            raise FencedError from None
         return aside
 
     def _link(self, aside: str, name: str) -> None:
@@ -379,10 +385,10 @@ class PosixFiles(StoreFiles):
         else:
             if found == content:
                 return
-            raise Taken from error
+            raise NameConflictError from error
         if isinstance(error, FileNotFoundError):
             # Only a newer writer removes the first name. It may still be busy, with our folder still there.
-            raise Fenced from error
+            raise FencedError from error
         raise error
 
     def retire(self, names: Iterable[str], epoch: int) -> None:
@@ -393,7 +399,7 @@ class PosixFiles(StoreFiles):
                 self._calls.rename(self._path(name), self._path(moved))
             except FileNotFoundError:
                 if not self._is_there(epoch):
-                    raise Fenced from None
+                    raise FencedError from None
                 continue  # it is gone already
             self.remove(moved)
 

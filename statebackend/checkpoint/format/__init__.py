@@ -19,9 +19,9 @@ others, returns each state with its own columns, and checks everything it reads.
 3
 """
 
+from statebackend.checkpoint.format.data_file_reader import DataFileReader, key_group_slices, read_data_file
+from statebackend.checkpoint.format.data_file_writer import write_data_file
 from statebackend.checkpoint.format.index import COLUMNS, GroupedBatch, Op, Section
-from statebackend.checkpoint.format.reader import DataFileReader, key_group_slices, read_data_file
-from statebackend.checkpoint.format.writer import write_data_file
 
 __all__ = [
     "COLUMNS",

@@ -2,8 +2,8 @@
 
 from statebackend.checkpoint.keyed.checkpointed_backend import CheckpointedKeyedBackend
 from statebackend.checkpoint.keyed.description import StateDescription, state_schema
-from statebackend.checkpoint.keyed.restored_states import check_compatibility
-from statebackend.checkpoint.keyed.rows import ExpiredAt, Source
+from statebackend.checkpoint.keyed.row_source import ExpiredAt, Source
+from statebackend.checkpoint.keyed.state_restore import check_compatibility
 
 __all__ = [
     "CheckpointedKeyedBackend",

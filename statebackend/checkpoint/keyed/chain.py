@@ -39,7 +39,7 @@ from statebackend.checkpoint.store.pending import Snapshot
 Point: TypeAlias = Any
 
 
-class Points(ABC):
+class ChangePoints(ABC):
     """Opens and drops points. `SnapshotLog` knows nothing else of a backend."""
 
     @abstractmethod

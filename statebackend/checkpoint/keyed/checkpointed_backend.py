@@ -15,9 +15,12 @@ from typing import Any
 import pyarrow as pa
 
 from statebackend.checkpoint.format import Op
-from statebackend.checkpoint.keyed.chain import Point, Points
+from statebackend.checkpoint.keyed.chain import ChangePoints, Point
 from statebackend.checkpoint.keyed.description import StateDescriptions
-from statebackend.checkpoint.keyed.restored_states import (
+from statebackend.checkpoint.keyed.row_source import ExpiredAt, NativeRows, Source, open_native_rows, phases
+from statebackend.checkpoint.keyed.savepoint_rows import read_savepoint, write_savepoint
+from statebackend.checkpoint.keyed.snapshot_log import SnapshotLog, write_snapshot
+from statebackend.checkpoint.keyed.state_restore import (
     RestoredState,
     RestoredStates,
     keyed_snapshots,
@@ -25,13 +28,10 @@ from statebackend.checkpoint.keyed.restored_states import (
     read_checkpoint,
     timer_rows,
 )
-from statebackend.checkpoint.keyed.rows import ExpiredAt, NativeRows, Source, open_native_rows, phases
-from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savepoint
-from statebackend.checkpoint.keyed.snapshot_log import SnapshotLog, write_snapshot
+from statebackend.checkpoint.store.checkpoint_reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StateSnapshot
 from statebackend.checkpoint.store.pending import Snapshot, WritingThreads
-from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.checkpoint.store.store import CheckpointStore, target_for
@@ -76,7 +76,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         """The rows inserted, written or removed since a point. O(changes)."""
 
     @abstractmethod
-    def _make_points(self) -> Points:
+    def _make_points(self) -> ChangePoints:
         """The moments that this backend can remember; asked once, when it is ready."""
 
     @abstractmethod
@@ -196,9 +196,11 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 f"a {type(store).__name__} is not a store of checkpoints",
                 hint='write sb.CheckpointStore("/path").open_for_writing(...)',
             )
-        return self._run_alone(lambda: self._taken(checkpoint_id, store, incremental))
+        return self._run_alone(lambda: self._take_snapshot(checkpoint_id, store, incremental))
 
-    def _taken(self, checkpoint_id: int, store: CheckpointStore | DataWriter, incremental: bool) -> Snapshot:
+    def _take_snapshot(
+        self, checkpoint_id: int, store: CheckpointStore | DataWriter, incremental: bool
+    ) -> Snapshot:
         """The snapshot of one moment: a write between its rows and the point of the next delta would be in neither."""
         log = self._log
         now = _stored_time(self._work_time())

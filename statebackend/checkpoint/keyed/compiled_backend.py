@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from statebackend._core.handles.row_loop import call_each
-from statebackend.checkpoint.keyed.chain import Point, Points
+from statebackend.checkpoint.keyed.chain import ChangePoints, Point
 from statebackend.checkpoint.keyed.checkpointed_backend import CheckpointedKeyedBackend
-from statebackend.columns.codec_choice import key_codec
+from statebackend.columns.codec_factory import key_codec
 from statebackend.columns.stored_columns import Array
 from statebackend.keys import VOID, TimeWindow, canonical_batch, encode_namespace
 from statebackend.state import checked_budget, clocks
@@ -102,7 +102,7 @@ class CompiledKeyedBackend(CheckpointedKeyedBackend):
         raise NotImplementedError
 
 
-class CompiledPoints(Points):
+class CompiledPoints(ChangePoints):
     """Points that a backend remembers changes since."""
 
     def is_outgrown(self, point: Point) -> bool:

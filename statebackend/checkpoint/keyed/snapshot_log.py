@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 
-from statebackend.checkpoint.keyed.chain import Chain, KeyedSnapshot, Points
-from statebackend.checkpoint.keyed.description import StateDescriptions
-from statebackend.checkpoint.keyed.merged_rows import (
-    Patience,
+from statebackend.checkpoint.keyed.chain import Chain, ChangePoints, KeyedSnapshot
+from statebackend.checkpoint.keyed.compaction import (
+    Backoff,
     has_room,
     write_in_background,
     write_merged,
 )
-from statebackend.checkpoint.keyed.restored_states import PART
-from statebackend.checkpoint.keyed.rows import Source
+from statebackend.checkpoint.keyed.description import StateDescriptions
+from statebackend.checkpoint.keyed.row_source import Source
+from statebackend.checkpoint.keyed.state_restore import PART
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StateSnapshot, StoredFile
 from statebackend.checkpoint.store.pending import WritingThreads, tell
@@ -71,7 +71,7 @@ class SnapshotLog:
     end of the present call or with the next one: only the thread that calls the backend changes anything here.
     """
 
-    def __init__(self, points: Points, committed_now: int | None) -> None:
+    def __init__(self, points: ChangePoints, committed_now: int | None) -> None:
         self._points = points
         #: The time of the newest checkpoint that is known to be committed. Values expired by then are left out.
         self.committed_now = committed_now
@@ -79,7 +79,7 @@ class SnapshotLog:
         self.committed_watermark: int | None = None
         #: The merging of deltas, or the writing of a base, that goes on in the background.
         self.rewriting: KeyedSnapshot | None = None
-        self._patience = Patience()
+        self._patience = Backoff()
         self._chain: Chain | None = None
         self._in_flight: list[KeyedSnapshot] = []
         #: The writers of adopted files that no manifest names yet.

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from statebackend.checkpoint.files import FileSink, StoreFiles
-from statebackend.checkpoint.files.interface import Buffer, storing
 from statebackend.checkpoint.files.layout import data_folder
+from statebackend.checkpoint.files.store_files import BytesLike, storing
 from statebackend.checkpoint.store.encryption import EncryptedBlocks, Encryption
 from statebackend.checkpoint.store.manifest import FILE_KINDS, StoredFile
 from statebackend.checkpoint.store.sealed import crc32c
@@ -60,7 +60,7 @@ class DataFile(io.RawIOBase):
         self._lock = threading.Lock()
         self._pending = bytearray()
         #: Bytes that were given, apart from those that are pending.
-        self._given = 0
+        self._flushed = 0
         #: Bytes as stored, which are more if the file is encrypted.
         self._size = 0
         self._checksum = 0
@@ -73,9 +73,9 @@ class DataFile(io.RawIOBase):
 
     def tell(self) -> int:
         """Bytes written so far, of plain text if the file is encrypted: Arrow writes offsets by it."""
-        return self._given + len(self._pending)
+        return self._flushed + len(self._pending)
 
-    def write(self, data: Buffer) -> int:
+    def write(self, data: BytesLike) -> int:
         """Append all of ``data``. Memory: buffers at most 256 KB."""
         view = memoryview(data).cast("B")
         with self._lock:
@@ -134,7 +134,7 @@ class DataFile(io.RawIOBase):
         return self._sink
 
     def _append(self, data: memoryview | bytearray) -> None:
-        self._given += len(data)
+        self._flushed += len(data)
         if self._blocks is None:
             self._store(data)
         else:

@@ -29,8 +29,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from statebackend.checkpoint.files.interface import Buffer, SeekableFile
 from statebackend.checkpoint.files.layout import METADATA
+from statebackend.checkpoint.files.store_files import BytesLike, SeekableFile
 from statebackend.checkpoint.store.sealed import JsonObject, integer, members_of
 from statebackend.errors import CorruptCheckpointError, UsageError
 
@@ -112,7 +112,7 @@ class Encryption:
             raise CorruptCheckpointError("the file does not end with a block", detail=f"{name}, {size} bytes")
         return n_blocks * self.block + max(rest - self.overhead, 0)
 
-    def plain(self, name: str, stored: Buffer) -> bytes:
+    def plain(self, name: str, stored: BytesLike) -> bytes:
         """The plain text of a whole file."""
         view = memoryview(stored)
         self.plain_size(name, len(view))
@@ -164,7 +164,7 @@ class EncryptedBlocks:
         self._offset = 0
         self._rest = bytearray()
 
-    def of(self, data: Buffer) -> Iterator[bytes]:
+    def of(self, data: BytesLike) -> Iterator[bytes]:
         """The blocks that become full with ``data``, as they are stored. Take all of them before the next call."""
         view, size = memoryview(data), self._encryption.block
         at = 0
@@ -210,7 +210,7 @@ class _PlainText(SeekableFile):
         """The same without a copy; Arrow calls it where it can."""
         return pa.py_buffer(self._next(size))
 
-    def readinto(self, buffer: Buffer, /) -> int:
+    def readinto(self, buffer: BytesLike, /) -> int:
         return self._fill(memoryview(buffer).cast("B"))
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from statebackend.checkpoint.files.interface import storing
 from statebackend.checkpoint.files.layout import (
     CHECKPOINTS,
     DATA,
@@ -13,17 +12,18 @@ from statebackend.checkpoint.files.layout import (
     is_data_file,
     parse_entry_name,
 )
+from statebackend.checkpoint.files.store_files import storing
+from statebackend.checkpoint.store.checkpoint_reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.encryption import Encryption
 from statebackend.checkpoint.store.log import (
-    Key,
-    Log,
+    CheckpointKey,
+    StoreLog,
     check_same_store,
     read_entry,
     read_log,
     required_metadata,
 )
 from statebackend.checkpoint.store.metadata import Metadata
-from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.errors import CorruptCheckpointError
 
 
@@ -46,11 +46,11 @@ class Inventory(CheckpointReader):
             found = self._files.names(CHECKPOINTS)
         return any(parse_entry_name(name) is not None for name in found)
 
-    def log(self) -> Log:
+    def log(self) -> StoreLog:
         """The log, whatever the metadata say. If its newest entries are damaged, it ends before them."""
         return read_log(self._files, over_damage=True)
 
-    def _log(self, metadata: Metadata | None = None) -> Log:
+    def _log(self, metadata: Metadata | None = None) -> StoreLog:
         return read_log(self._files, metadata, over_damage=True)
 
     def data_files(self) -> set[str]:
@@ -90,7 +90,7 @@ class Inventory(CheckpointReader):
                 damaged.append(name)
         return damaged
 
-    def open_key(self, key: Key, log: Log, metadata: Metadata | None) -> Checkpoint:
+    def open_key(self, key: CheckpointKey, log: StoreLog, metadata: Metadata | None) -> Checkpoint:
         """Open a checkpoint for its files. Without metadata, nothing is compared with them."""
         manifest = self._manifest(key, metadata)
         if metadata is not None:

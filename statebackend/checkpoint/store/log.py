@@ -6,8 +6,9 @@ was lost recognise its own entry. The state in an entry tells which checkpoints 
 commits, and the values that are set. A new entry drops the checkpoints that it no longer keeps. Removing their files
 follows, and may be interrupted and repeated.
 
->>> state = LogState("0" * 32).committed(Key(6, entry_name(2)), []).committed(Key(7, entry_name(3)), [])
->>> state = state.committed(Key(8, entry_name(4)), [state.kept[0]])
+>>> state = LogState("0" * 32).committed(CheckpointKey(6, entry_name(2)), [])
+>>> state = state.committed(CheckpointKey(7, entry_name(3)), [])
+>>> state = state.committed(CheckpointKey(8, entry_name(4)), [state.kept[0]])
 >>> [key.checkpoint_id for key in state.kept]
 [7, 8]
 """
@@ -23,7 +24,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from statebackend.checkpoint.files import StoreFiles
-from statebackend.checkpoint.files.interface import storing
 from statebackend.checkpoint.files.layout import (
     CHECKPOINTS,
     ENTRY_NAME,
@@ -32,11 +32,12 @@ from statebackend.checkpoint.files.layout import (
     parse_entry_name,
     split,
 )
-from statebackend.checkpoint.store.manifest import Manifest, Parts
+from statebackend.checkpoint.files.store_files import storing
+from statebackend.checkpoint.store.manifest import Manifest, ManifestParts
 from statebackend.checkpoint.store.metadata import STORE_ID, Metadata
 from statebackend.checkpoint.store.sealed import (
     FORMAT,
-    Checked,
+    CheckedRecord,
     JsonObject,
     Malformed,
     instance,
@@ -54,7 +55,7 @@ from statebackend.errors import CorruptCheckpointError, StoreError
 _OLD = "kept_of_format_1"
 
 
-class Key(NamedTuple):
+class CheckpointKey(NamedTuple):
     """A checkpoint by its id and by the name of the file that commits it."""
 
     checkpoint_id: int
@@ -66,50 +67,54 @@ class Key(NamedTuple):
         return 0 if found is None else int(found[1])
 
 
-class Run(NamedTuple):
+class CheckpointRun(NamedTuple):
     """Checkpoints with ids and sequences in a row."""
 
     first_id: int
     first_sequence: int
     length: int
 
-    def checkpoints(self) -> list[Key]:
+    def checkpoints(self) -> list[CheckpointKey]:
         """Its checkpoints, by ascending ids."""
         return [
-            Key(self.first_id + step, entry_name(self.first_sequence + step)) for step in range(self.length)
+            CheckpointKey(self.first_id + step, entry_name(self.first_sequence + step))
+            for step in range(self.length)
         ]
 
     @property
-    def newest(self) -> Key:
+    def newest(self) -> CheckpointKey:
         last = self.length - 1
-        return Key(self.first_id + last, entry_name(self.first_sequence + last))
+        return CheckpointKey(self.first_id + last, entry_name(self.first_sequence + last))
 
-    def has(self, key: Key) -> bool:
+    def has(self, key: CheckpointKey) -> bool:
         step = key.checkpoint_id - self.first_id
         return 0 <= step < self.length and key.name == entry_name(self.first_sequence + step)
 
-    def is_followed_by(self, key: Key) -> bool:
+    def is_followed_by(self, key: CheckpointKey) -> bool:
         """Return True if the run that ends with this checkpoint is also one."""
         after = (self.first_id + self.length, self.first_sequence + self.length)
         return after == (key.checkpoint_id, key.sequence)
 
-    def without(self, dropped: Collection[Key]) -> list[Run]:
+    def without(self, dropped: Collection[CheckpointKey]) -> list[CheckpointRun]:
         """The runs that are left without some checkpoints, at either end or in the middle; O(dropped).
 
-        >>> Run(7, 12, 4).without([Key(7, "checkpoints/12.json"), Key(9, "checkpoints/14.json")])
-        [Run(first_id=8, first_sequence=13, length=1), Run(first_id=10, first_sequence=15, length=1)]
+        >>> dropped = CheckpointKey(7, "checkpoints/12.json"), CheckpointKey(9, "checkpoints/14.json")
+        >>> [tuple(run) for run in CheckpointRun(7, 12, 4).without(dropped)]
+        [(8, 13, 1), (10, 15, 1)]
         """
         steps = sorted(key.checkpoint_id - self.first_id for key in dropped if self.has(key))
         left = []
         for before, step in itertools.pairwise([-1, *steps, self.length]):
             if step - before > 1:
                 left.append(
-                    Run(self.first_id + before + 1, self.first_sequence + before + 1, step - before - 1)
+                    CheckpointRun(
+                        self.first_id + before + 1, self.first_sequence + before + 1, step - before - 1
+                    )
                 )
         return left
 
 
-class Times(NamedTuple):
+class TimeOverride(NamedTuple):
     """Times that were set for a checkpoint after it was committed; None: as it was committed."""
 
     now: int | None = None
@@ -125,17 +130,17 @@ class Restart(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LogState(Checked):
+class LogState(CheckedRecord):
     """The checkpoints that are kept, and the effect of all other changes to the store."""
 
     #: The incarnation of checkpoints that are committed from now on; at first, the id of the store.
     incarnation: str
     #: The checkpoints that are there, by ascending ids, as runs.
-    runs: tuple[Run, ...] = ()
+    runs: tuple[CheckpointRun, ...] = ()
     #: All restarts, oldest first.
     restarts: tuple[Restart, ...] = ()
     #: The times that were set for kept checkpoints, by id.
-    times: tuple[tuple[int, Times], ...] = ()
+    times: tuple[tuple[int, TimeOverride], ...] = ()
     #: The states that were dropped from kept checkpoints, by id; None: from the source of the first batch.
     dropped_states: tuple[tuple[int | None, str], ...] = ()
     #: The outputs of checkpoints that were committed before this sequence are dropped.
@@ -154,16 +159,16 @@ class LogState(Checked):
     # --- what follows from it ---
 
     @property
-    def kept(self) -> tuple[Key, ...]:
+    def kept(self) -> tuple[CheckpointKey, ...]:
         """The checkpoints that are there, by ascending ids; O(checkpoints)."""
         return tuple(key for run in self.runs for key in run.checkpoints())
 
     @property
-    def newest(self) -> Key | None:
+    def newest(self) -> CheckpointKey | None:
         """The newest checkpoint; None if there is none."""
         return self.runs[-1].newest if self.runs else None
 
-    def keeps(self, key: Key) -> bool:
+    def keeps(self, key: CheckpointKey) -> bool:
         return any(run.has(key) for run in self.runs)
 
     @property
@@ -181,20 +186,22 @@ class LogState(Checked):
         """Return True if a restart was made for this value of ``first_batch``."""
         return any(restart.first_batch == first_batch for restart in self.restarts)
 
-    def times_of(self, checkpoint_id: int) -> Times:
-        return dict(self.times).get(checkpoint_id, Times())
+    def times_of(self, checkpoint_id: int) -> TimeOverride:
+        return dict(self.times).get(checkpoint_id, TimeOverride())
 
     def dropped_states_of(self, checkpoint_id: int | None) -> frozenset[str]:
         """The states that were dropped from a checkpoint or, for None, from the source of the first batch."""
         return frozenset(name for each, name in self.dropped_states if each == checkpoint_id)
 
-    def has_outputs(self, key: Key) -> bool:
+    def has_outputs(self, key: CheckpointKey) -> bool:
         """Return True if the outputs of a checkpoint are still there."""
         return key.sequence >= self.outputs_from
 
     # --- what becomes of it ---
 
-    def committed(self, key: Key, dropped: Collection[Key], swept: int | None = None) -> LogState:
+    def committed(
+        self, key: CheckpointKey, dropped: Collection[CheckpointKey], swept: int | None = None
+    ) -> LogState:
         """The state after a commit that drops some checkpoints, the oldest ones; O(runs + dropped)."""
         changed = self._left(dropped)
         runs = changed["runs"]
@@ -204,13 +211,13 @@ class LogState(Checked):
         if last is not None and last.is_followed_by(key):
             changed["runs"] = (*runs[:-1], last._replace(length=last.length + 1))
         else:
-            changed["runs"] = (*runs, Run(key.checkpoint_id, key.sequence, 1))
+            changed["runs"] = (*runs, CheckpointRun(key.checkpoint_id, key.sequence, 1))
         return dataclasses.replace(self, **changed, swept=self.swept if swept is None else swept)
 
-    def without(self, dropped: Collection[Key]) -> LogState:
+    def without(self, dropped: Collection[CheckpointKey]) -> LogState:
         return dataclasses.replace(self, **self._left(dropped))
 
-    def _left(self, dropped: Collection[Key]) -> dict[str, Any]:
+    def _left(self, dropped: Collection[CheckpointKey]) -> dict[str, Any]:
         """The members that dropping some checkpoints changes."""
         ids = {key.checkpoint_id for key in dropped}
         return {
@@ -219,7 +226,7 @@ class LogState(Checked):
             "dropped_states": tuple([each for each in self.dropped_states if each[0] not in ids]),
         }
 
-    def rewound(self, incarnation: str, dropped: Collection[Key]) -> LogState:
+    def rewound(self, incarnation: str, dropped: Collection[CheckpointKey]) -> LogState:
         """The state after going back to before some checkpoints; before all of them, no state is dropped any more."""
         left = dataclasses.replace(self.without(dropped), incarnation=incarnation)
         return left if left.runs else dataclasses.replace(left, dropped_states=())
@@ -228,7 +235,7 @@ class LogState(Checked):
         left = dataclasses.replace(self, runs=(), times=(), dropped_states=())
         return dataclasses.replace(left, incarnation=restart.incarnation, restarts=(*self.restarts, restart))
 
-    def with_times(self, checkpoint_id: int, times: Times) -> LogState:
+    def with_times(self, checkpoint_id: int, times: TimeOverride) -> LogState:
         """The state after times were set for a checkpoint."""
         others = [each for each in self.times if each[0] != checkpoint_id]
         return dataclasses.replace(self, times=(*others, (checkpoint_id, times)))
@@ -245,7 +252,7 @@ class LogState(Checked):
 
         >>> state = LogState("0" * 32)
         >>> for number in (5, 6, 7, 9):
-        ...     state = state.committed(Key(number, entry_name(number + 2)), [])
+        ...     state = state.committed(CheckpointKey(number, entry_name(number + 2)), [])
         >>> state.to_json()["kept"]
         [[5, 7, 3], [9, 11, 1]]
         """
@@ -268,12 +275,12 @@ class LogState(Checked):
         members = members_of(data, "the state of the log", names, {_OLD, "dropped_states"})
         if members.get(_OLD):
             raise Malformed("checkpoints of format 1 are kept")
-        runs = [Run(*each) for each in _rows(members, "kept", 3)]
+        runs = [CheckpointRun(*each) for each in _rows(members, "kept", 3)]
         if any(run.length < 1 for run in runs):
             raise Malformed("a run of checkpoints is empty")
         restarts = [_restart(*each) for each in _lists(members, "restarts", 3)]
         times = [
-            (integer(each[0], "a checkpoint"), Times(time_of(each[1]), time_of(each[2])))
+            (integer(each[0], "a checkpoint"), TimeOverride(time_of(each[1]), time_of(each[2])))
             for each in _lists(members, "times", 3)
         ]
         states = [
@@ -313,7 +320,7 @@ RECORD_KINDS = ("restart", "rewind", "time", "drop")
 
 
 @dataclass(frozen=True)
-class Record(Checked):
+class Record(CheckedRecord):
     """One change to a store, made by the writer of ``epoch``; ``name`` is that of the file that has it.
 
     A ``restart`` dropped every checkpoint so that the stream could begin at batch ``begins_at``; it happens once for
@@ -332,7 +339,7 @@ class Record(Checked):
     first_batch: int | None = None
     now: int | None = None
     watermark: int | None = None
-    upon: Key | None = None
+    upon: CheckpointKey | None = None
     dropped_state: str | None = None
 
     def _check(self) -> None:
@@ -342,8 +349,8 @@ class Record(Checked):
         if self.incarnation is not None:
             match(self.incarnation, STORE_ID, "the incarnation is not 32 hexadecimal digits")
         for what in ("keeps", "begins_at", "first_batch"):
-            if self._given(what) is not None:
-                integer(self._given(what), what)
+            if self._raw_member(what) is not None:
+                integer(self._raw_member(what), what)
         if self.upon is not None:
             integer(self.upon.checkpoint_id, "the checkpoint that a record changes")
             instance(self.upon.name, str, "the name of the checkpoint that a record changes")
@@ -372,7 +379,7 @@ class Record(Checked):
         """Read the record from the members of an entry."""
         own = members_of(members["record"], "the record", {*_OWN} - {"dropped_state"}, {"dropped_state"})
         if own["upon"] is not None:
-            own["upon"] = Key(*_pair(own["upon"]))
+            own["upon"] = CheckpointKey(*_pair(own["upon"]))
         name = entry_name(integer(members["sequence"], "the sequence", 1))
         return made(cls, kind=members["kind"], epoch=members["epoch"], name=name, **own)
 
@@ -392,7 +399,7 @@ _MEMBERS = {"format", "kind", "sequence", "token", "epoch", "store", "log"}
 
 
 @dataclass(frozen=True)
-class Entry(Checked):
+class Entry(CheckedRecord):
     """One entry of the log, made by the writer of ``epoch``, and the state of the log after it.
 
     A commit has a manifest; a restart, a rewind, a time and a drop have a record. A takeover has neither: a writer
@@ -429,9 +436,9 @@ class Entry(Checked):
         return entry_name(self.sequence)
 
     @property
-    def key(self) -> Key | None:
+    def key(self) -> CheckpointKey | None:
         """The checkpoint that it commits; None if it commits none."""
-        return None if self.manifest is None else Key(self.manifest.checkpoint_id, self.name)
+        return None if self.manifest is None else CheckpointKey(self.manifest.checkpoint_id, self.name)
 
     def sealed(self) -> bytes:
         return seal(self.to_json())
@@ -453,7 +460,7 @@ class Entry(Checked):
         return made
 
     @classmethod
-    def parse(cls, data: bytes, name: str, load: Parts | None = None) -> Entry:
+    def parse(cls, data: bytes, name: str, load: ManifestParts | None = None) -> Entry:
         """Read the bytes of the entry called ``name``; `CorruptCheckpointError` if they are not it.
 
         ``load`` reads the parts of a manifest that lie in files of their own; without it, they are not looked at.
@@ -464,7 +471,7 @@ class Entry(Checked):
         return entry
 
     @classmethod
-    def _read(cls, data: object, load: Parts | None) -> Entry:
+    def _read(cls, data: object, load: ManifestParts | None) -> Entry:
         kind = instance(data, dict, "the entry").get("kind")
         own = Manifest.MEMBERS if kind == "commit" else set() if kind == "takeover" else {"record"}
         members = members_of(data, "the entry", {*_MEMBERS, *own})
@@ -482,7 +489,7 @@ class Entry(Checked):
 _ATTEMPTS = 100
 
 
-class Log(NamedTuple):
+class StoreLog(NamedTuple):
     """The log as it was read: the newest sequence, 0 without entries; the state; and the names in its folder."""
 
     sequence: int
@@ -498,7 +505,7 @@ class Log(NamedTuple):
         return [name for name in map(entry_name, sequences) if name not in kept]
 
 
-def read_log(files: StoreFiles, metadata: Metadata | None = None, *, over_damage: bool = False) -> Log:
+def read_log(files: StoreFiles, metadata: Metadata | None = None, *, over_damage: bool = False) -> StoreLog:
     """Read the state of a store: lists one folder and reads one small file of it.
 
     A damaged newest entry is an error: it may be the commit of a batch. With ``over_damage``, it
@@ -520,7 +527,7 @@ def read_log(files: StoreFiles, metadata: Metadata | None = None, *, over_damage
         if damaged:  # they may have dropped what the state still keeps
             there = set(names)
             state = state.without([key for key in state.kept if split(key.name)[1] not in there])
-        return Log(sequences[-1] if sequences else 0, state, names, tuple(damaged))
+        return StoreLog(sequences[-1] if sequences else 0, state, names, tuple(damaged))
     raise StoreError(
         "the newest entry of the log is always gone when it is read", detail=f"{CHECKPOINTS}, {files.uri}"
     )
@@ -557,12 +564,14 @@ def _read(files: StoreFiles, name: str) -> bytes:
         return files.read(name)
 
 
-def read_entry(files: StoreFiles, name: str, load: Parts | None = None) -> Entry:
+def read_entry(files: StoreFiles, name: str, load: ManifestParts | None = None) -> Entry:
     """Read one entry; `FileNotFoundError` if it is not there. ``load`` reads the parts of its manifest."""
     return Entry.parse(_read(files, name), name, load)
 
 
-def read_manifest(files: StoreFiles, key: Key, metadata: Metadata | None, load: Parts) -> Manifest:
+def read_manifest(
+    files: StoreFiles, key: CheckpointKey, metadata: Metadata | None, load: ManifestParts
+) -> Manifest:
     """Read the manifest of a checkpoint; `FileNotFoundError` if it is not there."""
     entry = read_entry(files, key.name, load)
     check_same_store(entry.store, metadata, key.name)

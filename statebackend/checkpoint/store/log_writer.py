@@ -10,13 +10,13 @@ import os
 from contextlib import suppress
 
 from statebackend.checkpoint.files import StoreFiles
-from statebackend.checkpoint.files.interface import Fenced, Taken, storing
 from statebackend.checkpoint.files.layout import METADATA, data_folder
+from statebackend.checkpoint.files.store_files import FencedError, NameConflictError, storing
 from statebackend.checkpoint.store.log import (
     Entry,
-    Log,
     LogState,
     Record,
+    StoreLog,
     read_log,
     read_metadata,
     without_metadata,
@@ -45,7 +45,7 @@ class LogWriter:
         self._epoch: int | None = None
         self._process: int | None = None
         self._metadata: Metadata | None = None
-        self._log = Log(0, LogState("0" * 32), ())
+        self._log = StoreLog(0, LogState("0" * 32), ())
         #: The error that ended this writer: a conflict, or a write of unknown outcome. None while it can write.
         self._over: CommitConflictError | StoreError | None = None
         #: Stands there during each write. A write that is broken off ends the writer, so it is raised once.
@@ -163,7 +163,7 @@ class LogWriter:
         try:
             with storing("taking an epoch", hint="the folder of the store must be writable, and not full"):
                 return self._files.take_epoch(refuse_live=refuse_live)
-        except Fenced:
+        except FencedError:
             raise self._conflict(_AT_THE_SAME_TIME) from None
         except StoreError as error:
             if isinstance(error.__cause__, BlockingIOError):
@@ -179,9 +179,9 @@ class LogWriter:
         try:
             with storing(f"writing {METADATA}"):
                 self._files.publish(METADATA, seal(wanted.to_json()), epoch)
-        except Fenced:
+        except FencedError:
             raise self._conflict(_OVERTAKEN) from None
-        except Taken:
+        except NameConflictError:
             existing = read_metadata(self._files)
             if existing is None:
                 raise self._conflict(_OVERTAKEN) from None
@@ -199,9 +199,9 @@ class LogWriter:
                 # The maker of the metadata may have died before their name was durable, and the log names them.
                 self._files.sync_folder("")
                 self._files.publish(takeover.name, takeover.sealed(), epoch)
-        except Fenced:
+        except FencedError:
             raise self._conflict(_AT_THE_SAME_TIME) from None
-        except Taken:
+        except NameConflictError:
             return False
         self._epoch, self._process, self._over = epoch, os.getpid(), None
         self._unknown = _broken_off()
@@ -240,7 +240,7 @@ class LogWriter:
                 with storing(f"syncing {data_folder(epoch)}", hint="open the store again for writing"):
                     self._files.sync_folder(data_folder(epoch))
             self._files.publish(name, content, epoch)
-        except (Fenced, Taken):
+        except (FencedError, NameConflictError):
             raise self.fenced() from None
         except StoreError as error:
             self._over = error

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from statebackend.checkpoint.files import StoreFiles
-from statebackend.checkpoint.files.interface import at_once, storing
 from statebackend.checkpoint.files.layout import data_epoch, data_folder, entry_name, is_data_file
+from statebackend.checkpoint.files.store_files import map_in_threads, storing
 from statebackend.checkpoint.store.metadata import STORE_ID
 from statebackend.checkpoint.store.sealed import (
     FORMAT,
-    Checked,
+    CheckedRecord,
     JsonObject,
     Malformed,
     crc32c,
@@ -51,7 +51,7 @@ _CHECKSUM = re.compile("crc32c:([0-9a-f]{8})")
 
 
 @dataclass(frozen=True)
-class StoredFile(Checked):
+class StoredFile(CheckedRecord):
     """A data file as manifests name it: its path, kind, length and CRC-32C.
 
     ``label`` is the writer's own name for the file, such as RocksDB's name of an SST file.
@@ -71,7 +71,7 @@ class StoredFile(Checked):
     label: str | None = None
 
     def _check(self) -> None:
-        name = self._given("name")
+        name = self._raw_member("name")
         if not isinstance(name, str) or not is_data_file(name):
             raise Malformed("the name of a file does not lie in data/<epoch>/")
         if self.kind not in FILE_KINDS:
@@ -140,7 +140,7 @@ def checked_states(states: Iterable[dict[str, Any]]) -> CheckedStates:
 
 
 @dataclass(frozen=True)
-class StateSnapshot(Checked):
+class StateSnapshot(CheckedRecord):
     """The part of a checkpoint that one subtask wrote: all files that a restore needs, in the order of applying.
 
     ``states`` describes each state in them: JSON objects with at least ``name`` and ``kind``. ``extra`` is
@@ -226,7 +226,7 @@ def snapshots_of(given: Iterable[StateSnapshot | Mapping[str, object]]) -> tuple
 
 
 @dataclass(frozen=True)
-class Manifest(Checked):
+class Manifest(CheckedRecord):
     """A committed checkpoint: the snapshots of its subtasks, its outputs and other files, its times and its batch.
 
     >>> manifest = Manifest(7, epoch=3, store="0" * 32, snapshots=(StateSnapshot(7, epoch=3),), sequence=12)
@@ -283,7 +283,7 @@ class Manifest(Checked):
         time_of(self.watermark)
         time_of(self.written)
         for what in ("progress", "batch"):
-            instance(self._given(what), dict, what)  # what JSON cannot hold is found when it is sealed
+            instance(self._raw_member(what), dict, what)  # what JSON cannot hold is found when it is sealed
         self._set("_by_name", self._named())
 
     def _named(self) -> dict[str, StoredFile]:
@@ -340,7 +340,7 @@ class Manifest(Checked):
         }
 
     @classmethod
-    def of_entry(cls, members: JsonObject, incarnation: str, load: Parts | None) -> Manifest:
+    def of_entry(cls, members: JsonObject, incarnation: str, load: ManifestParts | None) -> Manifest:
         """Read the manifest from the members of a commit; ``load`` reads the parts that lie in files of their own.
 
         Without it, snapshots of which something lies there are left out.
@@ -425,7 +425,7 @@ def _read_files(data: object) -> tuple[StoredFile, ...]:
 MANY_STATES = 100
 
 
-class Parts:
+class ManifestParts:
     """Writes and reads the parts of manifests, and remembers the parts of the newest manifest.
 
     A part is a file, so that a manifest grows with the changes alone. It holds the snapshot of a range of key groups,
@@ -512,7 +512,7 @@ class Parts:
             parts[at] = dataclasses.replace(part, key_groups=snapshot.key_groups)
             made.append(part)
 
-        at_once(write, changed)
+        map_in_threads(write, changed)
         return tuple(parts)
 
     def remove(self, made: Sequence[StoredFile]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statebackend.checkpoint.store.encryption import check_same_encryption, check_sizes
 from statebackend.checkpoint.store.sealed import (
     FORMAT,
-    Checked,
+    CheckedRecord,
     JsonObject,
     instance,
     integer,
@@ -25,7 +25,7 @@ STORE_ID = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class Metadata(Checked):
+class Metadata(CheckedRecord):
     """The purpose of a store: its query, key type and number of key groups. ``store`` is a random id."""
 
     store: str

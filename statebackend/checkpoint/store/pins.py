@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statebackend.checkpoint.files import StoreFiles
-from statebackend.checkpoint.files.interface import storing
 from statebackend.checkpoint.files.layout import PINS, is_data_file
+from statebackend.checkpoint.files.store_files import storing
 from statebackend.checkpoint.store.sealed import (
     FORMAT,
-    Checked,
+    CheckedRecord,
     JsonObject,
     Malformed,
     instance,
@@ -32,7 +32,7 @@ from statebackend.checkpoint.store.sealed import (
 from statebackend.errors import CorruptCheckpointError, UsageError
 
 if TYPE_CHECKING:
-    from statebackend.checkpoint.store.reader import Checkpoint
+    from statebackend.checkpoint.store.checkpoint_reader import Checkpoint
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _GRACE = 3600.0
 
 
 @dataclass(frozen=True)
-class PinFile(Checked):
+class PinFile(CheckedRecord):
     """The content of a pin: the checkpoint, the end of the lease in milliseconds since 1970, and its files."""
 
     checkpoint_id: int

@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 from statebackend.checkpoint.files import StoreFiles
-from statebackend.checkpoint.files.interface import Fenced, at_once, storing
 from statebackend.checkpoint.files.layout import entry_name, parse_entry_name
-from statebackend.checkpoint.store.log import Key, read_entry
+from statebackend.checkpoint.files.store_files import FencedError, map_in_threads, storing
+from statebackend.checkpoint.store.log import CheckpointKey, read_entry
 from statebackend.checkpoint.store.log_writer import LogWriter
 from statebackend.checkpoint.store.pins import held_by_pins
 from statebackend.errors import CorruptCheckpointError
@@ -41,24 +41,28 @@ class Retention:
         self._files = files
         self._writer = writer
         self._built_on = built_on
-        self._named: dict[Key, frozenset[str] | None] = {}
+        self._named: dict[CheckpointKey, frozenset[str] | None] = {}
         #: Those outputs of each that are still kept.
-        self._outputs: dict[Key, frozenset[str]] = {}
+        self._outputs: dict[CheckpointKey, frozenset[str]] = {}
         #: When each was committed, in seconds since 1970.
-        self._at: dict[Key, float] = {}
+        self._at: dict[CheckpointKey, float] = {}
         #: How many readable manifests name each file.
         self._uses: Counter[str] = Counter()
         self._unreadable = 0
         #: Files that no checkpoint names any longer.
         self._waiting: set[str] = set()
         #: Checkpoints that the log no longer keeps, and whose manifests are still there.
-        self._dropped: list[Key] = []
+        self._dropped: list[CheckpointKey] = []
         #: Those whose manifests were removed since the newest entry: until another one is durable, a crash may bring
         #: them back.
-        self._removed: list[Key] = []
+        self._removed: list[CheckpointKey] = []
 
     def committed(
-        self, key: Key, names: Collection[str] | None, at: float = 0.0, outputs: Collection[str] = ()
+        self,
+        key: CheckpointKey,
+        names: Collection[str] | None,
+        at: float = 0.0,
+        outputs: Collection[str] = (),
     ) -> None:
         """Note an existing checkpoint, committed at that time, which names these files and, in addition, outputs.
 
@@ -72,11 +76,11 @@ class Retention:
         self._unreadable += own is None
 
     @property
-    def newest(self) -> Key | None:
+    def newest(self) -> CheckpointKey | None:
         """The checkpoint with the largest id, or None."""
         return max(self._named, default=None)
 
-    def names_of(self, key: Key | None) -> frozenset[str]:
+    def names_of(self, key: CheckpointKey | None) -> frozenset[str]:
         """The files that a checkpoint names, without outputs; none for None or one that cannot be read."""
         return (None if key is None else self._named.get(key)) or frozenset()
 
@@ -88,7 +92,7 @@ class Retention:
         """Return True if a readable manifest names the file."""
         return name in self._uses
 
-    def excess(self, retain: Retain, now: float, newest: Key) -> list[Key]:
+    def excess(self, retain: Retain, now: float, newest: CheckpointKey) -> list[CheckpointKey]:
         """The checkpoints to drop, oldest first, once ``newest`` is committed at that time."""
         ordered = [*self._named, newest]  # noted by ascending ids
         if not isinstance(retain, datetime.timedelta):
@@ -96,12 +100,12 @@ class Retention:
         oldest = now - retain.total_seconds()
         return [key for key in ordered[: max(len(ordered) - _FEWEST, 0)] if self._at[key] < oldest]
 
-    def swept(self, dropped: Iterable[Key]) -> int:
+    def swept(self, dropped: Iterable[CheckpointKey]) -> int:
         """The sequence up to which no manifest of a dropped checkpoint is left, once the next entry is written."""
         left = [key.sequence for key in (*self._removed, *self._dropped, *dropped)]
         return min(left, default=self._writer.next_sequence + 1) - 1
 
-    def dropped(self, keys: Iterable[Key]) -> None:
+    def dropped(self, keys: Iterable[CheckpointKey]) -> None:
         """Note the checkpoints and outputs that the newest entry, which is durable, keeps no longer."""
         self._removed = []
         for key in keys:
@@ -136,7 +140,7 @@ class Retention:
         with storing("removing files that no checkpoint names"):
             try:
                 self.remove()
-            except Fenced:
+            except FencedError:
                 raise self._writer.fenced() from None
             if named is None:
                 return
@@ -147,7 +151,7 @@ class Retention:
         if removed:
             _log.info("removed %d files that no checkpoint names from %s", removed, self._files.uri)
 
-    def _dropped_before(self) -> list[Key]:
+    def _dropped_before(self) -> list[CheckpointKey]:
         """The checkpoints that the log does not keep, and whose manifests are there: their removal was cut off."""
         state = self._writer.state
         kept = {key.name for key in state.kept}
@@ -183,6 +187,6 @@ class Retention:
 
         try:
             # Those that are held are tried again after the next commit.
-            at_once(retire, [name for name in waiting if not is_held(name)])
+            map_in_threads(retire, [name for name in waiting if not is_held(name)])
         finally:
             self._waiting.difference_update(removed)

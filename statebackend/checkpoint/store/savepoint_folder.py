@@ -34,8 +34,8 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from statebackend.checkpoint.files import FileSink, StoreFiles, open_files
-from statebackend.checkpoint.files.interface import Buffer, at_once, storing
-from statebackend.checkpoint.store.reader import CheckpointReader
+from statebackend.checkpoint.files.store_files import BytesLike, map_in_threads, storing
+from statebackend.checkpoint.store.checkpoint_reader import CheckpointReader
 from statebackend.checkpoint.store.sealed import (
     JsonObject,
     Malformed,
@@ -62,7 +62,7 @@ _BUFFER = 1 << 20
 _LONGEST_NAME = 180
 
 
-class StoredState(NamedTuple):
+class SavepointState(NamedTuple):
     """A state of a part: its description, and its file, which a state without rows does not have."""
 
     described: dict[str, Any]
@@ -77,7 +77,7 @@ class SavepointPart(NamedTuple):
 
     name: str
     described: dict[str, Any]
-    states: tuple[StoredState, ...]
+    states: tuple[SavepointState, ...]
 
 
 class Savepoint:
@@ -188,12 +188,14 @@ class Savepoint:
         with reading_part(name):
             if described.get("format") != _FORMAT:
                 raise Malformed("its format is not known")
-            states = tuple(_stored_state(each) for each in instance(described.get("states"), list, "states"))
+            states = tuple(
+                _savepoint_state(each) for each in instance(described.get("states"), list, "states")
+            )
         left = tuple(each for each in states if each.described.get("name") not in self._dropped)
         return SavepointPart(name, described, left)
 
     @contextmanager
-    def open_state(self, state: StoredState) -> Iterator[pq.ParquetFile]:
+    def open_state(self, state: SavepointState) -> Iterator[pq.ParquetFile]:
         """Compare the whole file of a state with its checksum, then open it."""
         import pyarrow.parquet as pq  # the import loads Arrow's file systems
 
@@ -213,7 +215,7 @@ class Savepoint:
             except (pa.ArrowException, OSError) as error:
                 raise CorruptCheckpointError("a file cannot be read as Parquet", detail=state.file) from error
 
-    def open_bytes(self, state: StoredState) -> pa.NativeFile:
+    def open_bytes(self, state: SavepointState) -> pa.NativeFile:
         """Open the file of a state, compared with nothing."""
         missing = partial(CorruptCheckpointError, "a file is missing", detail=state.file)
         with storing(f"opening {state.file}", missing=missing):
@@ -223,10 +225,10 @@ class Savepoint:
 
     def write_part(self, kind: str, own: str, described: Mapping[str, object]) -> PartWriter:
         """Write a part in a ``with`` block; it exists when the block ends. ``own`` names the instance in the file."""
-        return self._write_part(kind, own, described, _Waiting(self._files))
+        return self._write_part(kind, own, described, _SyncQueue(self._files))
 
     def _write_part(
-        self, kind: str, own: str, described: Mapping[str, object], waiting: _Waiting
+        self, kind: str, own: str, described: Mapping[str, object], waiting: _SyncQueue
     ) -> PartWriter:
         name = _part_name(kind, own)
         if name in self._part_names():
@@ -246,7 +248,7 @@ class Savepoint:
         if self._part_names():
             raise self._is_there()
         names = [_part_name(kind, own) for kind, own, _ in parts]
-        waiting = _Waiting(self._files)
+        waiting = _SyncQueue(self._files)
         writers = [
             self._write_part(kind, own, {**each, "parts": names}, waiting) for kind, own, each in parts
         ]
@@ -292,16 +294,16 @@ def _named_by(part: SavepointPart) -> list[str]:
         return [instance(name, str, "a part") for name in names]
 
 
-def _stored_state(data: object) -> StoredState:
+def _savepoint_state(data: object) -> SavepointState:
     members = instance(data, dict, "a state")
     described = {key: value for key, value in members.items() if key != "file"}
     if members.get("file") is None:
-        return StoredState(described, "", 0, 0, 0)
+        return SavepointState(described, "", 0, 0, 0)
     file = instance(members.get("file"), dict, "the file of a state")
     name = instance(file.get("name"), str, "the name of a file")
     if ".." in name.split("/") or name.startswith("/"):
         raise Malformed("a file does not lie in the savepoint")
-    return StoredState(
+    return SavepointState(
         described,
         name,
         integer(file.get("size"), "the size of a file"),
@@ -317,7 +319,7 @@ class PartWriter:
     """
 
     def __init__(
-        self, files: StoreFiles, kind: str, own: str, name: str, described: JsonObject, waiting: _Waiting
+        self, files: StoreFiles, kind: str, own: str, name: str, described: JsonObject, waiting: _SyncQueue
     ) -> None:
         self._files = files
         self._waiting = waiting
@@ -365,7 +367,7 @@ class PartWriter:
         file = {"name": sink.name, "size": sink.size, "checksum": sink.checksum, "rows": rows}
         self._states.append({**described, "file": file})
 
-    def copy_state(self, source: Savepoint, state: StoredState, meanwhile: Callable[[int], None]) -> None:
+    def copy_state(self, source: Savepoint, state: SavepointState, meanwhile: Callable[[int], None]) -> None:
         """Copy a state of another savepoint as it is, compared with its checksum; tells how many bytes are done."""
         if not state.file:
             self.add_state(state.described)
@@ -412,7 +414,7 @@ class PartWriter:
             self.remove()
 
 
-class _Waiting:
+class _SyncQueue:
     """Files that are written and not durable yet. The disk takes little longer for many of them than for one."""
 
     def __init__(self, files: StoreFiles) -> None:
@@ -437,7 +439,7 @@ class _Waiting:
                 self._files.sync_folder(folder)
 
         try:
-            at_once(settle, self._sinks)
+            map_in_threads(settle, self._sinks)
         finally:
             self.drop()
 
@@ -471,7 +473,7 @@ class _Sink(io.RawIOBase):
     def tell(self) -> int:
         return self.size
 
-    def write(self, data: Buffer) -> int:
+    def write(self, data: BytesLike) -> int:
         view = memoryview(data).cast("B")
         assert self._sink is not None
         self._sink.write(view)

@@ -26,14 +26,14 @@ import re
 from collections.abc import Callable, Collection
 from typing import TypeAlias, TypeVar
 
-from statebackend.checkpoint.files.interface import Buffer
+from statebackend.checkpoint.files.store_files import BytesLike
 from statebackend.errors import BackendUnavailableError, CorruptCheckpointError, UsageError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 
-_compiled: Callable[[Buffer, int], int] | None = None
+_compiled: Callable[[BytesLike, int], int] | None = None
 
 
-def crc32c(data: Buffer, value: int = 0) -> int:
+def crc32c(data: BytesLike, value: int = 0) -> int:
     """The CRC-32C of ``data``; ``value``, if given, is the CRC of the bytes in front of it. O(n), no copy.
 
     The first call loads the core: importing the library loads nothing compiled.
@@ -46,7 +46,7 @@ def crc32c(data: Buffer, value: int = 0) -> int:
     return _compiled(data, value)
 
 
-def _load() -> Callable[[Buffer, int], int]:
+def _load() -> Callable[[BytesLike, int], int]:
     global _compiled
     try:
         from statebackend._core.crc32c import crc32c as compiled
@@ -177,7 +177,7 @@ def groups_json(groups: KeyGroupRange | None) -> list[int] | None:
     return None if groups is None else [groups.start, groups.end]
 
 
-class Checked:
+class CheckedRecord:
     """A dataclass that checks itself when it is made, and raises `UsageError` if the caller got it wrong."""
 
     def __post_init__(self) -> None:
@@ -190,7 +190,7 @@ class Checked:
         raise NotImplementedError
 
     #: Reads a member as it was given, whatever it is declared to be.
-    _given = object.__getattribute__
+    _raw_member = object.__getattribute__
     #: Sets a member, although the dataclass is frozen.
     _set = object.__setattr__
 

@@ -33,15 +33,15 @@ from typing import Any
 
 from statebackend import types
 from statebackend.checkpoint.files import StoreFiles
-from statebackend.checkpoint.files.interface import Fenced, at_once, storing
 from statebackend.checkpoint.files.layout import data_folder, entry_name
+from statebackend.checkpoint.files.store_files import FencedError, map_in_threads, storing
+from statebackend.checkpoint.store.checkpoint_reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.encryption import BlockCipher, Encryption
-from statebackend.checkpoint.store.log import Key, LogState, Record, Restart, Times
+from statebackend.checkpoint.store.log import CheckpointKey, LogState, Record, Restart, TimeOverride
 from statebackend.checkpoint.store.log_writer import LogWriter, conflict
 from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile, snapshots_of
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
-from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.retention import Retain, Retention
 from statebackend.checkpoint.store.sealed import Malformed, integer
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError
@@ -258,7 +258,7 @@ class CheckpointStore(CheckpointReader):
                 with storing("removing a store that was not finished"):
                     self._files.retire(files, epoch)
                     self._files.retire(map(entry_name, range(epoch, self._writer.next_sequence)), epoch)
-            except (OSError, Fenced) as error:
+            except (OSError, FencedError) as error:
                 _log.warning("a store that was not finished stays, and cannot be opened: %s", error)
 
     def _begin(self) -> None:
@@ -281,12 +281,12 @@ class CheckpointStore(CheckpointReader):
         if not self._writer.holds():
             raise self._overtaken()
 
-    def _note(self, key: Key, manifest: Manifest, at: float) -> None:
+    def _note(self, key: CheckpointKey, manifest: Manifest, at: float) -> None:
         outputs = manifest.output_names
         self._retention.committed(key, set(manifest.all_files) - outputs, at, outputs)
         self._newest = manifest
 
-    def _committed_at(self, key: Key, manifest: Manifest | None) -> float:
+    def _committed_at(self, key: CheckpointKey, manifest: Manifest | None) -> float:
         """When a checkpoint was committed, in seconds since 1970; asked only where that decides how long it stays."""
         if manifest is not None and manifest.written is not None:
             return manifest.written / 1000
@@ -393,7 +393,7 @@ class CheckpointStore(CheckpointReader):
             self._retention.dropped(dropped)
             try:
                 self._retention.remove()
-            except Fenced:
+            except FencedError:
                 self._writer.fenced()
             except OSError as error:
                 _log.warning("old checkpoints stay until the next commit: %s", error)
@@ -414,9 +414,9 @@ class CheckpointStore(CheckpointReader):
     def _kept_ids(self) -> set[int]:
         return {key.checkpoint_id for key in self._writer.state.kept}
 
-    def _append_commit(self, manifest: Manifest, parts: Sequence[StoredFile]) -> list[Key]:
+    def _append_commit(self, manifest: Manifest, parts: Sequence[StoredFile]) -> list[CheckpointKey]:
         """Append the entry of a commit; return the checkpoints that it drops. ``parts`` are new files."""
-        key = Key(manifest.checkpoint_id, manifest.name)
+        key = CheckpointKey(manifest.checkpoint_id, manifest.name)
         dropped = self._retention.excess(self._retain, time.time(), key)
         state = self._writer.state.committed(key, dropped, self._retention.swept(dropped))
         try:
@@ -452,7 +452,7 @@ class CheckpointStore(CheckpointReader):
             with storing(f"looking for {file.name}"):
                 return self._files.size(file.name)
 
-        for file, size in zip(new, at_once(size_of, new), strict=True):
+        for file, size in zip(new, map_in_threads(size_of, new), strict=True):
             is_ours = file.epoch == manifest.epoch or file.name in kept or self._retention.is_known(file.name)
             if not (is_ours and size == file.size) and not self._writer.holds():
                 # A newer writer has removed the file, or made it.
@@ -474,7 +474,7 @@ class CheckpointStore(CheckpointReader):
 
     def _settle(self, manifest: Manifest) -> None:
         """Note a commit here and in the writers of its snapshots, which give up the files that it names."""
-        self._note(Key(manifest.checkpoint_id, manifest.name), manifest, time.time())
+        self._note(CheckpointKey(manifest.checkpoint_id, manifest.name), manifest, time.time())
         self._parts.keep_only(manifest)
         names = set(manifest.all_files)
         for writer in list(self._in_flight):
@@ -580,7 +580,7 @@ class CheckpointStore(CheckpointReader):
                 self._change("rewind", state.rewound(incarnation, keys), incarnation=incarnation, keeps=to)
             return dropped
 
-    def _readable(self, key: Key) -> Checkpoint | None:
+    def _readable(self, key: CheckpointKey) -> Checkpoint | None:
         try:
             return self._open(key)
         except CorruptCheckpointError as error:
@@ -595,7 +595,7 @@ class CheckpointStore(CheckpointReader):
                 raise UsageError("there is no checkpoint", code="USAGE.NO_CHECKPOINT", detail=self.uri)
             checkpoint_id = state.newest.checkpoint_id
             before = state.times_of(checkpoint_id)
-            times = Times(
+            times = TimeOverride(
                 before.now if now is None else now, before.watermark if watermark is None else watermark
             )
             changed = state.with_times(checkpoint_id, times)
@@ -634,7 +634,7 @@ class CheckpointStore(CheckpointReader):
         try:
             with storing("removing dropped checkpoints"):
                 self._retention.remove()
-        except Fenced:
+        except FencedError:
             raise self._writer.fenced() from None
 
     # --- the end ---
@@ -650,7 +650,7 @@ class CheckpointStore(CheckpointReader):
                     writer.abort()
                 try:
                     self._retention.remove()
-                except (OSError, Fenced) as error:
+                except (OSError, FencedError) as error:
                     _log.warning("old files stay until the store is next opened: %s", error)
             self._writer.close()
             self._in_flight, self._lent = {}, {}

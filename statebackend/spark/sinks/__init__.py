@@ -5,6 +5,6 @@
 """
 
 from statebackend.spark.sinks.delta_table import delta
-from statebackend.spark.sinks.published import parquet
+from statebackend.spark.sinks.parquet_sink import parquet
 
 __all__ = ["delta", "parquet"]

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 
 from statebackend.checkpoint.files import PosixCalls, PosixFiles, local_path, scheme_of, without_secrets
 from statebackend.errors import StateBackendError, StoreError, UsageError
+from statebackend.runtime.batch_progress import Figures
 from statebackend.runtime.output import read_batches
-from statebackend.runtime.progress import Figures
-from statebackend.spark.sinks.interface import CommittedSink, Delivery, check_partition_by
+from statebackend.spark.sinks.committed_sink import CommittedSink, Delivery, check_partition_by
 
 #: The members of a commit's information that say what it wrote, ``incarnation/batch/output``, or which batch it took
 #: back, ``incarnation/batch``: all outputs of it that are in the table.

@@ -20,7 +20,7 @@ from statebackend._core.rocksdb.binding.library cimport (
     rocksdb_family_t, rocksdb_iterator_t, rocksdb_read_t, rocksdb_slice_t, rocksdb_t,
     rocksdb_write_t,
 )
-from statebackend._core.rocksdb.binding.options cimport MemoryBudget
+from statebackend._core.rocksdb.binding.database_options cimport MemoryBudget
 
 cdef struct Family:
     rocksdb_family_t *handle          # NULL once the database is closed, or a dropped one is not needed any more
@@ -35,7 +35,7 @@ cdef struct Link:
     Link *next
     Link *previous
 
-cdef struct Pinned:
+cdef struct PinnedValue:
     rocksdb_slice_t *slice            # of the block cache, or NULL
     char *own                         # from malloc, or NULL
     const char *data
@@ -62,8 +62,8 @@ cdef class Database:
     cdef int keep_to_budget(self) except -1
     cdef rocksdb_family_t *handle_of(self, ColumnFamily family) except NULL
     cdef rocksdb_write_t *how(self, bint sync, bint wal) noexcept nogil
-    cdef bint pin(self, ColumnFamily family, const char *key, size_t n, Pinned *found) except -1
-    cdef void unpin(self, Pinned *found) noexcept
+    cdef bint pin(self, ColumnFamily family, const char *key, size_t n, PinnedValue *found) except -1
+    cdef void unpin(self, PinnedValue *found) noexcept
     cdef void link(self, Link *link) noexcept
     cdef void unlink(self, Link *link) noexcept
     cdef void drop_iterators(self, Family *family) noexcept

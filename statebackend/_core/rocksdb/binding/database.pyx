@@ -26,7 +26,7 @@ from statebackend._core.rocksdb.binding.library cimport (
     rocksdb_consumers_t, rocksdb_family_t, rocksdb_files_t, rocksdb_flush_t, rocksdb_iterator_t,
     rocksdb_options_t, rocksdb_read_t, rocksdb_slice_t, rocksdb_t, rocksdb_usage_t, rocksdb_wait_t, rocksdb_write_t,
 )
-from statebackend._core.rocksdb.binding.options cimport Options
+from statebackend._core.rocksdb.binding.database_options cimport Options
 
 from statebackend.errors import ClosedError, StoreError, UsageError
 
@@ -369,7 +369,7 @@ cdef class Database:
 
     # -------------------------------------------------------------------------------------- one at a time
 
-    cdef bint pin(self, ColumnFamily family, const char *key, size_t n, Pinned *found) except -1:
+    cdef bint pin(self, ColumnFamily family, const char *key, size_t n, PinnedValue *found) except -1:
         """Find a value and keep it where it is until `unpin`, which must follow if there is one."""
         cdef char *error = NULL
         cdef rocksdb_family_t *handle = self.handle_of(family)
@@ -389,7 +389,7 @@ cdef class Database:
         live.pinned += 1
         return True
 
-    cdef void unpin(self, Pinned *found) noexcept:
+    cdef void unpin(self, PinnedValue *found) noexcept:
         self.pins -= 1
         live.pinned -= 1
         if is_forked:
@@ -400,7 +400,7 @@ cdef class Database:
 
     def get(self, ColumnFamily family not None, bytes key not None):
         """Return the value of a key as bytes; None if there is none. One copy."""
-        cdef Pinned found
+        cdef PinnedValue found
         if not self.pin(family, key, len(key), &found):
             return None
         try:

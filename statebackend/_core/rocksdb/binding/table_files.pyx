@@ -15,7 +15,7 @@ from statebackend._core.rocksdb.binding.library cimport (
     api, check, is_forked, live, need_library, rocksdb_environment_t, rocksdb_family_t, rocksdb_file_writer_t,
     rocksdb_ingest_t,
 )
-from statebackend._core.rocksdb.binding.options cimport Options
+from statebackend._core.rocksdb.binding.database_options cimport Options
 
 from statebackend.errors import UsageError
 

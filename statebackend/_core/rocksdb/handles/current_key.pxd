@@ -4,10 +4,10 @@ from libc.stdint cimport int64_t
 
 from statebackend._core.handles.time_and_namespace cimport TimeAndNamespace
 from statebackend._core.rocksdb.overlay.overlay cimport PyThread_get_thread_ident
-from statebackend._core.rocksdb.overlay.store cimport Store
+from statebackend._core.rocksdb.overlay.keyed_store cimport KeyedStore
 
 cdef class CurrentKey(TimeAndNamespace):
-    cdef readonly Store store
+    cdef readonly KeyedStore store
     cdef bint closed
     cdef bint cleans                  # some state expires: compactions have to be told the time
     cdef int64_t told_at

@@ -1,7 +1,7 @@
 """The current key of a keyed backend, in the form that composite keys have.
 
 Setting a key converts and hashes it once, for all states, and writes key group, key and namespace in front of the
-bytes that handles look up: see `Store.place`.
+bytes that handles look up: see `KeyedStore.place`.
 """
 
 from libc.stdint cimport uint32_t

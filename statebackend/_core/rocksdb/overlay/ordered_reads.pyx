@@ -13,7 +13,7 @@ from statebackend._core.memory.byte_rows cimport check_rows, start_of
 from statebackend._core.rocksdb.binding.buffers cimport Bytes, append, compare, drop
 from statebackend._core.rocksdb.binding.database cimport ColumnFamily, array_of
 from statebackend._core.rocksdb.binding.iterators cimport Iterator
-from statebackend._core.rocksdb.binding.batches cimport WRITE_DELETE
+from statebackend._core.rocksdb.binding.write_batch cimport WRITE_DELETE
 from statebackend._core.rocksdb.binding.library cimport api
 from statebackend._core.rocksdb.overlay.overlay cimport Layer, Node, key_of
 from statebackend._core.rocksdb.overlay.sorted_rows import order_and_places, picked

@@ -18,7 +18,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from statebackend._core.memory.platform cimport hash_bytes
-from statebackend._core.rocksdb.binding.batches cimport Write
+from statebackend._core.rocksdb.binding.write_batch cimport Write
 from statebackend._core.rocksdb.binding.buffers cimport Bytes
 
 cdef extern from "Python.h":

@@ -18,9 +18,9 @@ from libc.string cimport memcmp, memcpy, memset
 from posix.unistd cimport getpid, usleep
 
 from statebackend._core.memory.platform cimport prefetch
-from statebackend._core.rocksdb.binding.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE_PUT, Write
+from statebackend._core.rocksdb.binding.write_batch cimport WRITE_DELETE, WRITE_MERGE, WRITE_PUT, Write
 from statebackend._core.rocksdb.binding.buffers cimport BESIDE_ROW, Bytes, append, compare
-from statebackend._core.rocksdb.overlay.key_order cimport Ranked, put_ranked_in_order, rank
+from statebackend._core.rocksdb.overlay.key_order cimport RankedKey, put_ranked_in_order, rank
 
 from statebackend.errors import UsageError, overlapping_call
 
@@ -264,14 +264,14 @@ cdef void drop_all(Rows *rows) noexcept nogil:
 cdef bint put_in_order(Rows *rows) noexcept nogil:
     """Thread the nodes into the skip list that have come since the last time; False without memory."""
     cdef Node **links[HIGHEST]
-    cdef Ranked *ranked
+    cdef RankedKey *ranked
     cdef Node *node
     cdef Node **next
     cdef size_t i
     cdef int level
     if rows.n_fresh == 0:
         return True
-    ranked = <Ranked *>malloc(rows.n_fresh * sizeof(Ranked))
+    ranked = <RankedKey *>malloc(rows.n_fresh * sizeof(RankedKey))
     if ranked == NULL:
         return False
     for i in range(rows.n_fresh):

@@ -11,7 +11,7 @@ from libc.string cimport memcmp, memset
 from statebackend._core.memory.byte_rows cimport check_rows, start_of
 from statebackend._core.rocksdb.binding.buffers cimport Bytes, append, compare, drop
 from statebackend._core.rocksdb.binding.database cimport array_of
-from statebackend._core.rocksdb.overlay.key_order cimport Ranked, put_ranked_in_order, rank
+from statebackend._core.rocksdb.overlay.key_order cimport RankedKey, put_ranked_in_order, rank
 
 from statebackend.errors import UsageError
 
@@ -52,14 +52,14 @@ def order_and_places(const int64_t[::1] offsets not None, const uint8_t[::1] key
     [2, 0, 1, 0]
     """
     cdef Rows rows
-    cdef Ranked *ranked
+    cdef RankedKey *ranked
     cdef Py_ssize_t i, n, kept = 0
     cdef int64_t[::1] order, place
     look_at(&rows, offsets, keys, "keys")
     n = rows.n
     made, places = np.empty(n, np.int64), np.empty(n, np.int64)
     order, place = made, places
-    ranked = <Ranked *>malloc((n or 1) * sizeof(Ranked))
+    ranked = <RankedKey *>malloc((n or 1) * sizeof(RankedKey))
     if ranked == NULL:
         raise MemoryError
     try:

@@ -1,0 +1,164 @@
+"""Gathers entries into columns that Arrow can share: the values of slots and the elements of lists, in order.
+
+Slots come from the preceding batch call, and are valid until the next one.
+"""
+
+import numpy as np
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from statebackend._core.tables.cow_map cimport (
+    ListChunk, ListHead, Table, elements_of, entry_at, live_elements, value_of)
+from statebackend._core.memory.platform cimport prefetch
+from statebackend._core.tables.state_table cimport StateTable
+from statebackend._core.tables.values cimport CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW
+
+from statebackend._core.memory.blob_columns import blobs_of
+from statebackend._core.tables.state_table import DTYPES
+from statebackend.errors import UsageError
+
+cdef enum:
+    AHEAD = 24                           # entries are prefetched this many rows ahead
+
+
+def distinct_slots(slots):
+    """The first row of each distinct slot, in order, given the slots by row. Slot 0 is none.
+
+    >>> distinct_slots(np.array([7, 9, 0, 7], dtype=np.uint32))
+    array([0, 1])
+    """
+    cdef const uint32_t[::1] by_row = slots
+    cdef int64_t n = len(slots), i, distinct = 0
+    cdef uint64_t mask, at
+    cdef uint32_t slot
+    rows = np.empty(max(n, 1), dtype=np.int64)
+    cdef int64_t[::1] first = rows
+    seen_array = np.zeros(1 << int(2 * n).bit_length(), dtype=np.uint32)
+    cdef uint32_t[::1] seen = seen_array
+    mask = len(seen_array) - 1
+    with nogil:
+        for i in range(n):
+            if i + AHEAD < n:
+                prefetch(&seen[(by_row[i + AHEAD] * <uint64_t>0x9E3779B97F4A7C15u >> 20) & mask])
+            slot = by_row[i]
+            if slot == 0:
+                continue
+            at = (slot * <uint64_t>0x9E3779B97F4A7C15u >> 20) & mask
+            while seen[at] != 0 and seen[at] != slot:
+                at = (at + 1) & mask
+            if seen[at] == 0:
+                seen[at] = slot
+                first[distinct] = i
+                distinct += 1
+    return rows[:distinct]
+
+
+def values_at(StateTable table not None, slots):
+    """The values in slots: an array, rows of bytes, or (offsets, data); zero or nothing for slot 0.
+
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> table = StateTable(StateCore(), value="bytes")
+    >>> table.put(5, b"abc")
+    >>> from statebackend._core.kernels.batch_kernels import find_many
+    >>> values_at(table, find_many(table, np.array([4, 5])))
+    (array([0, 0, 3]), array([97, 98, 99], dtype=uint8))
+    """
+    cdef const uint32_t[::1] by_row = slots
+    cdef int64_t n = len(slots), i
+    cdef uint32_t width = table.table.layout.value_width
+    cdef Table *t = table.table
+    cdef char *source
+    cdef char *out
+    cdef uint64_t[::1] blobs
+    if table.value_code >= CODE_OBJECT:
+        raise UsageError("objects, lists and anchors are not read in batches")
+    if table.value_code == CODE_BLOB:
+        found = np.zeros(max(n, 1), dtype=np.uint64)
+        blobs = found
+        with nogil:
+            for i in range(n):
+                if i + AHEAD < n and by_row[i + AHEAD]:
+                    prefetch(value_of(t, entry_at(t.core, by_row[i + AHEAD])))
+                if by_row[i]:
+                    blobs[i] = (<uint64_t *>value_of(t, entry_at(t.core, by_row[i])))[0]
+        return blobs_of(found[:n])
+    values = np.zeros((n, width), dtype=np.uint8)
+    if n:
+        out = <char *>address_of(values.reshape(-1))
+        with nogil:
+            for i in range(n):
+                if i + AHEAD < n and by_row[i + AHEAD]:
+                    prefetch(value_of(t, entry_at(t.core, by_row[i + AHEAD])))
+                if by_row[i]:
+                    source = value_of(t, entry_at(t.core, by_row[i]))
+                    if width == 8:
+                        (<uint64_t *>(out + 8 * i))[0] = (<uint64_t *>source)[0]
+                    else:
+                        memcpy(out + width * i, source, width)
+    return values if table.value_code == CODE_RAW else values.view(DTYPES[table.value_code]).reshape(-1)
+
+
+cdef void *address_of(uint8_t[::1] data) noexcept:
+    return &data[0]
+
+
+def lists_at(StateTable table not None, slots):
+    """The lists in slots: the offsets of each, and all elements in the form of `values_at`. Slot 0 is an empty list.
+
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> table = StateTable(StateCore(), value=("list", "long"))
+    >>> table.append(5, 1); table.append(5, 2)
+    >>> from statebackend._core.kernels.batch_kernels import find_many
+    >>> lists_at(table, find_many(table, np.array([4, 5])))
+    (array([0, 0, 2]), array([1, 2]))
+    """
+    cdef const uint32_t[::1] by_row = slots
+    cdef int64_t n = len(slots), i, total = 0, at
+    cdef Table *t = table.table
+    cdef uint32_t width = t.element_value_width, skip = 8 if t.element_has_timestamp else 0, used, first, k
+    cdef ListHead *head
+    cdef ListChunk *chunk
+    cdef char *source
+    cdef char *out
+    if table.value_code != CODE_LIST or table.element_code >= CODE_OBJECT:
+        raise UsageError("this table does not hold lists that are read in batches")
+    offsets = np.zeros(n + 1, dtype=np.int64)
+    cdef int64_t[::1] ends = offsets
+    with nogil:
+        for i in range(n):
+            if i + AHEAD < n and by_row[i + AHEAD]:
+                prefetch(value_of(t, entry_at(t.core, by_row[i + AHEAD])))
+            if by_row[i]:
+                total += live_elements(t, <ListHead *>value_of(t, entry_at(t.core, by_row[i])))
+            ends[i + 1] = total
+    values = np.empty((total, width), dtype=np.uint8)
+    if total:
+        out = <char *>address_of(values.reshape(-1))
+        with nogil:
+            for i in range(n):
+                if i + AHEAD < n and by_row[i + AHEAD]:
+                    prefetch((<ListHead *>value_of(t, entry_at(t.core, by_row[i + AHEAD]))).tail)
+                if by_row[i] == 0:
+                    continue
+                head = <ListHead *>value_of(t, entry_at(t.core, by_row[i]))
+                chunk = head.tail
+                used = head.tail_used
+                at = ends[i + 1]
+                while at > ends[i]:
+                    first = used - <uint32_t>(at - ends[i]) if used > at - ends[i] else 0
+                    used -= first
+                    at -= used
+                    source = elements_of(t, chunk) + <uint64_t>first * t.element_width
+                    if skip == 0:
+                        memcpy(out + width * at, source, <uint64_t>width * used)
+                    else:
+                        for k in range(used):
+                            memcpy(out + width * (at + k), source + <uint64_t>k * t.element_width + skip, width)
+                    used = chunk.prev_used
+                    chunk = chunk.prev
+    if table.element_code == CODE_BLOB:
+        return offsets, blobs_of(values.view(np.uint64).reshape(-1))
+    return offsets, values if table.element_code == CODE_RAW else values.view(DTYPES[table.element_code]).reshape(-1)

@@ -1,0 +1,198 @@
+"""The shared base of the reference backend's handles.
+
+A table stores the following, with timestamps in milliseconds (0 without TTL):
+
+* value, reducing, aggregating, folding: `StampedValue`, the serialised value and its timestamp;
+* list: a tuple of `StampedValue`, one per element, never empty;
+* map: a dict of `StampedValue` by canonical map key, in insertion order, never empty; ``data`` is None for None.
+
+>>> StampedValue(b"x", 0)
+StampedValue(data=b'x', timestamp=0)
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from statebackend.backends.reference.nested_table import EntryKey, NestedTable
+from statebackend.errors import SerializationError, SerializationTypeError
+from statebackend.state import KeyedState, StateDescriptor, WatchedIterator, expired, written_at
+from statebackend.types.serializers import TypeSerializer
+
+if TYPE_CHECKING:
+    from statebackend.backends.reference.reference_backend import ReferenceKeyedBackend
+
+S = TypeVar("S")
+
+
+class StampedValue(NamedTuple):
+    """A serialised value and the time of its last write, or of its last read if reads renew it."""
+
+    data: bytes | None
+    timestamp: int
+
+
+class ReferenceState(KeyedState, Generic[S]):
+    """The base of all handles; ``S`` is the type that the table stores for a key."""
+
+    def __init__(self, backend: ReferenceKeyedBackend, descriptor: Any) -> None:
+        self._backend = backend
+        self._descriptor = descriptor
+        self.table = NestedTable(backend.journal)
+        self._iterations: weakref.WeakSet[WatchedIterator] = weakref.WeakSet()
+        config = descriptor.ttl_config
+        self._ttl: int | None = None if config is None else config.ttl
+        self._refreshes = config is not None and config.renews_on_read
+        self._shows_expired = config is not None and config.shows_expired
+        cleanup = None if config is None else config.incremental_cleanup
+        self._in_event_time = config is not None and config.is_in_event_time
+        self._cleanup_size = 0 if cleanup is None else cleanup.cleanup_size
+        self._round: list[EntryKey] = []
+        #: How much has expired, by the cause that removed it.
+        self.expired_on_read = 0
+        self.expired_by_cleanup = 0
+
+    @property
+    def descriptor(self) -> Any:
+        return self._descriptor
+
+    @property
+    def backend(self) -> ReferenceKeyedBackend:
+        return self._backend
+
+    def redeclare(self, descriptor: StateDescriptor) -> None:
+        """Apply a newer descriptor of the same state."""
+        self._descriptor = descriptor
+
+    # --- places and time ---
+
+    def _here(self) -> EntryKey:
+        return self._backend.place()
+
+    def _expired(self, stamped: StampedValue) -> bool:
+        """Return True if it has expired by the time of the call: no read sees it, and no write builds on it."""
+        return self._ttl is not None and expired(stamped.timestamp, self._ttl, self._now())
+
+    def _dead(self, stamped: StampedValue) -> bool:
+        """Return True if expiry may remove it. In event time, a row with an earlier time may still see the rest."""
+        time = self._backend.event_cleaned if self._in_event_time else self._backend._now
+        return self._ttl is not None and expired(stamped.timestamp, self._ttl, time)
+
+    def _visible(self, stamped: StampedValue) -> bool:
+        return self._shows_expired or not self._expired(stamped)
+
+    def _stamp(self, data: bytes | None, on: int | None = None) -> StampedValue:
+        """Stamp what the call writes; ``on`` is the timestamp of what it builds on."""
+        return StampedValue(
+            data, 0 if self._ttl is None else written_at(on, self._now(), self._in_event_time)
+        )
+
+    def _now(self) -> int:
+        """The time by which it is read and stamped."""
+        return self._backend.event_now if self._in_event_time else self._backend._now
+
+    def _serialize(self, serializer: TypeSerializer, value: Any) -> bytes:
+        if value is None:
+            raise SerializationTypeError(
+                "None cannot be stored here", code="SERIALIZATION.NULL", detail=self._where()
+            )
+        try:
+            return self._backend._run(serializer.serialize, value)
+        except SerializationError as error:
+            raise error.at(self._where()) from None
+
+    def _deserialize(self, serializer: TypeSerializer, data: bytes | None) -> Any:
+        return self._backend._run(serializer.deserialize, data)
+
+    def _where(self) -> str:
+        return f"state {self._descriptor.name!r}"
+
+    # --- cleaning up ---
+
+    def accessed(self) -> None:
+        """Begin a call. Look at the next few entries and remove what is dead; rounds repeat over all entries."""
+        self._backend._check_call()
+        if self._cleanup_size and not self._round:
+            self._round = [at for at, _ in self.table]
+        for at in self._round[: self._cleanup_size]:
+            stored = self.table.get(at)
+            if stored is not None:
+                self.expired_by_cleanup += self.clean(at, stored, 2**63)
+        del self._round[: self._cleanup_size]
+
+    def clean(self, at: EntryKey, stored: S, budget: int) -> int:
+        """Remove up to ``budget`` dead map entries, values, or lists with dead elements; return how many."""
+        left, done = self.without_dead(stored, budget)
+        if left is None:
+            self.table.remove(at)
+        elif done:
+            self.table.put(at, left)
+        return done
+
+    def oldest_timestamp(self) -> int | None:
+        """The oldest timestamp of what has not expired."""
+        found = [self._timestamps(stored) for _, stored in self.table]
+        alive = [each for each in itertools.chain(*found) if not expired(each, self._ttl or 1, self._now())]
+        return min(alive, default=None)
+
+    # --- what each kind says about what it stores ---
+
+    @abstractmethod
+    def _any(self, stored: S, wanted: Callable[[StampedValue], bool]) -> bool:
+        """Return True if one of the values, elements or entries satisfies ``wanted``."""
+
+    @abstractmethod
+    def without_dead(self, stored: S, budget: int = 2**63) -> tuple[S | None, int]:
+        """Drop up to ``budget`` dead things; return the rest (None if nothing is left) and how many were dropped."""
+
+    @abstractmethod
+    def _timestamps(self, stored: S) -> Iterable[int]:
+        """All timestamps in it."""
+
+    def rows_of(self, stored: S | None) -> dict[Any, Any]:
+        """The rows stored for a key: one, except for maps."""
+        return {} if stored is None else {None: stored}
+
+    def moved(self, stored: S) -> S | None:
+        """What a merge of namespaces takes of what one of them stores; None if nothing of it counts."""
+        return stored
+
+    def merged(self, a: S, b: S) -> S | None:
+        """Merge what two namespaces store, ``a`` first."""
+        raise NotImplementedError
+
+    # --- shared operations ---
+
+    def exists(self) -> bool:
+        stored = self.table.get(self._here())
+        return stored is not None and self._any(stored, self._visible)
+
+    def is_alive(self, stored: S) -> bool:
+        """Return True if any part of it has not expired."""
+        return self._any(stored, lambda stamped: not self._expired(stamped))
+
+    def clear(self) -> None:
+        self.accessed()
+        self.drop(self._here())
+
+    def drop(self, at: EntryKey) -> None:
+        """Remove what is stored there, at the user's request: open iterators end with an error."""
+        if self.table.get(at) is not None:
+            self.table.remove(at)
+            self.changed(at)
+
+    def changed(self, at: EntryKey | None) -> None:
+        """Note that the collection there (None: every one) has other elements or keys now."""
+        for iteration in self._iterations:
+            if at is None or iteration.place == at:
+                iteration.is_stale = True
+
+    def watched(self, at: EntryKey, steps: Iterator[Any]) -> Iterator[Any]:
+        """Yield ``steps``, but raise if the collection changes in between."""
+        iteration = WatchedIterator(self._backend, at, steps)
+        self._iterations.add(iteration)
+        return iteration

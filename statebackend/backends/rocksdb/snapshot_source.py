@@ -1,0 +1,273 @@
+"""The rows of the backend: of a whole view, and of what has changed since a point.
+
+A view holds an iterator of each column family, which sees the database as it was. What the open batch had in front of
+it is read at once. A reader on another thread goes over both, in order of the composite keys, and so of key groups.
+
+>>> from statebackend.backends.rocksdb import RocksDbBackend
+>>> from statebackend.state import ValueStateDescriptor
+>>> keyed = RocksDbBackend().create_keyed_backend(int)
+>>> keyed.get_value_state(ValueStateDescriptor("count", int)).update_many([1, 2], [10, 20])
+>>> view = RocksDbView(keyed, None)
+>>> [rows.batch.to_pydict() for section in view.sections() for rows in section.batches]
+[{'key': [2, 1], 'value': [20, 10]}]
+>>> view.release(); keyed.close()
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from statebackend._core.rocksdb.overlay.key_changes import CLEARED, KeyChanges
+from statebackend._core.rocksdb.overlay.merging_iterator import MergingIterator
+from statebackend._core.rocksdb.overlay.sorted_rows import are_below, picked
+from statebackend.backends.rocksdb.change_log import Segment
+from statebackend.backends.rocksdb.column_methods import chosen_rows
+from statebackend.backends.rocksdb.family_reader import Array, FamilyReader, Runs, groups_of
+from statebackend.checkpoint.format import GroupedBatch, Op, Section
+from statebackend.checkpoint.keyed import ExpiredAt, Source
+from statebackend.checkpoint.keyed import compiled_backend as compiled
+from statebackend.checkpoint.keyed.chain import Point
+from statebackend.checkpoint.keyed.compiled_backend import CompiledPoints, cuts, group_ranges
+from statebackend.checkpoint.keyed.row_source import grouped, stamp_count, without_expired
+from statebackend.state import newest_expired
+
+if TYPE_CHECKING:
+    from statebackend.backends.rocksdb.keyed_backend import RocksDbKeyedBackend
+
+_WITHOUT_VALUES = (Op.CLEAR, Op.REMOVE)
+
+
+class RocksDbPoints(CompiledPoints):
+    """Points are moments of `Changes`."""
+
+    def __init__(self, backend: RocksDbKeyedBackend) -> None:
+        self._backend = backend
+
+    def open(self) -> Point:
+        return self._backend.changes.open()
+
+    def drop(self, point: Point) -> None:
+        self._backend.changes.drop(point)
+
+    def is_valid(self, point: Point) -> bool:
+        return bool(point.is_valid)
+
+    def changes_since(self, point: Point) -> int:
+        return self._backend.changes.count_since(point)
+
+    def row_counts(self) -> Iterator[int]:
+        return self._backend.row_counts()
+
+
+class _Rows(NamedTuple):
+    """Rows in the order of their composite keys."""
+
+    keys: Runs
+    values: Runs
+
+    def __len__(self) -> int:
+        return len(self.keys[0]) - 1
+
+    def picked(self, rows: Array, begin: Array | None = None) -> _Rows:
+        """Some of the rows; each value from a byte on, if these are given."""
+        return _Rows(picked(*self.keys, rows), picked(*self.values, rows, begin))
+
+
+class _ChangedRows(NamedTuple):
+    """Keys that have changed, in order, with what is stored there now."""
+
+    rows: _Rows
+    is_there: Array
+    #: What has become of each, as `Changes` says.
+    became: Array
+    #: The places of maps that were cleared as a whole.
+    cleared: Runs
+
+    @classmethod
+    def of(cls, backend: RocksDbKeyedBackend, state: FamilyReader, noted: KeyChanges) -> _ChangedRows:
+        """What is stored at these keys now, through the batch."""
+        runs, became = noted.in_order()
+        is_cleared = became == CLEARED
+        cleared = _places(*chosen_rows(runs, is_cleared))
+        if is_cleared.any():
+            runs, became = chosen_rows(runs, ~is_cleared), became[~is_cleared]
+        found, ends, data = backend.store.get_many(state.table, *runs)
+        if state.is_list:  # no bytes are no list
+            found = np.diff(ends) > 0
+        return cls(_Rows(runs, (ends, data)), found, became, cleared)
+
+    def operations(self) -> list[tuple[Op, _Rows]]:
+        """What a delta does, in this order: clears maps, removes, puts, and appends to lists that only grew."""
+        sizes = np.diff(self.rows.values[0])
+        grew = self.is_there & (self.became < 0) & (sizes > -self.became)
+        removed = np.flatnonzero(~self.is_there & ~are_below(*self.rows.keys, *self.cleared))
+        put = np.flatnonzero(self.is_there & ~grew)
+        appended = np.flatnonzero(grew)
+        begin = (sizes + self.became)[appended]
+        return [
+            (Op.CLEAR, _Rows(self.cleared, self.cleared)),
+            (Op.REMOVE, self.rows.picked(removed)),
+            (Op.PUT, self.rows.picked(put)),
+            (Op.APPEND, self.rows.picked(appended, begin)),
+        ]
+
+
+def _places(ends: Array, data: Array) -> Runs:
+    """The places of cleared maps: what is noted of them lacks the last byte, which is 0."""
+    places = np.zeros(len(data) + len(ends) - 1, np.uint8)
+    places[np.arange(len(data)) + np.repeat(np.arange(len(ends) - 1), np.diff(ends))] = data
+    return ends + np.arange(len(ends)), places
+
+
+class _StateView:
+    """One state at a moment: a walk over the database as it was, and over a copy of what the batch had changed."""
+
+    def __init__(self, backend: RocksDbKeyedBackend, state: FamilyReader) -> None:
+        self.state = state
+        layer = backend.store.frozen(state.table)
+        self._walk = MergingIterator(state.table.family, layer, fill_cache=False)
+        first = MergingIterator(state.table.family, layer, fill_cache=False)
+        self.is_empty = not first.rows(1)
+        first.close()
+
+    def rows(self) -> Iterator[_Rows]:
+        """The rows, a batch at a time, in order. Once."""
+        while len(rows := self._read()):
+            yield rows
+
+    def _read(self) -> _Rows:
+        keys, key_data, values, value_data = self._walk.read_many(compiled.BATCH_ROWS, compiled.BATCH_BYTES)
+        return _Rows((keys, key_data), (values, value_data))
+
+    def close(self) -> None:
+        self._walk.close()
+
+
+class RocksDbView(Source):
+    """All states at this moment. It keeps the database, also if the backend is closed; nothing is copied but the batch.
+
+    Without times it leaves nothing out.
+    """
+
+    def __init__(self, backend: RocksDbKeyedBackend, expired_at: ExpiredAt | None) -> None:
+        super().__init__("base", backend.key_group_range)
+        self._expired_at = expired_at or ExpiredAt()
+        self._scratch = backend.scratch
+        self._scratch.hold()
+        self._is_released = False
+        self._views: list[_StateView] = []
+        try:
+            for state in backend.state_readers():
+                self._views.append(_StateView(backend, state))
+        except BaseException:
+            self.release()
+            raise
+
+    @property
+    def is_empty(self) -> bool:
+        return all(view.is_empty for view in self._views)
+
+    def sections(self) -> Sequence[Section]:
+        return [
+            Section(view.state.name, view.state.schema(ops=False), self._batches(view))
+            for view in self._views
+            if not view.is_empty
+        ]
+
+    def _batches(self, view: _StateView) -> Iterator[GroupedBatch]:
+        state = view.state
+        ttl = state.descriptor.ttl_config
+        expired_at = self._expired_at.of(ttl)
+        for rows in view.rows():
+            batch, groups = state.batch(rows.keys, rows.values, None)
+            if ttl is not None and expired_at is not None:
+                left, kept = without_expired(batch, newest_expired(ttl.ttl, expired_at))
+                self.expired[state.name] += stamp_count(batch) - stamp_count(left)
+                batch, groups = left, groups[kept]
+            if batch.num_rows:
+                yield GroupedBatch.of(batch, groups)
+
+    def release(self) -> None:
+        if self._is_released:
+            return
+        self._is_released = True
+        for view in self._views:
+            view.close()
+        self._views = []
+        self._scratch.release()
+
+
+class RocksDbChanges(Source):
+    """The rows written or removed since a point. The backend's thread reads them at once."""
+
+    def __init__(self, backend: RocksDbKeyedBackend, point: Segment) -> None:
+        super().__init__("delta", backend.key_group_range)
+        self._changes: list[tuple[FamilyReader, list[tuple[Op, _Rows]]]] = []
+        for state in backend.state_readers():
+            noted = backend.changes.since(point, state.table.number)
+            if len(noted):
+                self._changes.append((state, _ChangedRows.of(backend, state, noted).operations()))
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._changes
+
+    def sections(self) -> Sequence[Section]:
+        return [
+            Section(state.name, state.schema(ops=True), _changed(state, operations))
+            for state, operations in self._changes
+        ]
+
+    def release(self) -> None:
+        self._changes = []
+
+
+def _changed(state: FamilyReader, operations: Sequence[tuple[Op, _Rows]]) -> Iterator[GroupedBatch]:
+    """In each key group, what was cleared, what was removed, what was written, what was appended."""
+    known = [(op, rows, groups_of(rows.keys)) for op, rows in operations if len(rows)]
+    sizes = np.bincount(np.concatenate([groups for _, _, groups in known]))
+    for first, last in group_ranges(sizes, 0):
+        parts = [(op, rows, each) for op, rows, of_rows in known if len(each := _slice(of_rows, first, last))]
+        count = sum(len(each) for _, _, each in parts)
+        if count <= 2 * compiled.BATCH_ROWS and sum(map(_bytes, parts)) <= 2 * compiled.BATCH_BYTES:
+            yield grouped([_piece(state, op, rows, each) for op, rows, each in parts])
+            continue
+        for group in range(first, last + 1):
+            for op, rows, of_rows in known:
+                for piece in _pieces(op, rows, _slice(of_rows, group, group)):
+                    yield GroupedBatch.of(*_piece(state, op, rows, piece))
+
+
+def _slice(groups: Array, first: int, last: int) -> range:
+    """The rows of some key groups."""
+    start, end = np.searchsorted(groups, [first, last + 1]).tolist()
+    return range(start, end)
+
+
+def _bytes(part: tuple[Op, _Rows, range]) -> int:
+    op, rows, chosen = part
+    return 0 if op in _WITHOUT_VALUES else int(rows.values[0][chosen.stop] - rows.values[0][chosen.start])
+
+
+def _pieces(op: Op, part: _Rows, rows: range) -> Iterator[range]:
+    """Some of the rows in pieces of at most about a batch; only single rows are larger."""
+    if not rows:
+        return
+    sizes = np.diff(part.keys[0][rows.start : rows.stop + 1]) + compiled.BATCH_BYTES // compiled.BATCH_ROWS
+    if op not in _WITHOUT_VALUES:
+        sizes = sizes + np.diff(part.values[0][rows.start : rows.stop + 1])
+    for start, end in itertools.pairwise([*cuts(sizes, compiled.BATCH_BYTES), len(rows)]):
+        yield rows[start:end]
+
+
+def _piece(state: FamilyReader, op: Op, part: _Rows, rows: range) -> tuple[pa.RecordBatch, Array]:
+    """Some of the rows, and their key groups."""
+    of_rows = slice(rows.start, rows.stop + 1)
+    keys = (part.keys[0][of_rows], part.keys[1])
+    values = None if op in _WITHOUT_VALUES else (part.values[0][of_rows], part.values[1])
+    return state.batch(keys, values, op)

@@ -1,0 +1,202 @@
+"""The vectorised methods, implemented with the scalar ones: correct for every backend, fast in none.
+
+A backend that knows better overrides the methods of the handles. These define the behaviour: they check all columns
+first, then apply rows in order, at one ``now`` or each at its own time; an error undoes the call.
+
+>>> from statebackend.backends import create_backend
+>>> from statebackend.state import ReducingStateDescriptor
+>>> keyed = create_backend("reference").create_keyed_backend(int)
+>>> total = keyed.get_reducing_state(ReducingStateDescriptor("total", "sum", int))
+>>> keys, totals = add_many(CallRows(total, [1, 2, 1]), [10, 20, 30], None, True, None)
+>>> keys.to_pylist(), totals.to_pylist()
+([1, 2], [40, 20])
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from statebackend.errors import SerializationError, UsageError
+from statebackend.keys import (
+    KeyEncoder,
+    canonical_batch,
+    canonical_list,
+    key_encoder,
+    namespace_column,
+    time_column,
+)
+from statebackend.state.value_columns import check_lengths, check_values, to_arrow, to_values
+from statebackend.types import ListType, Type
+
+if TYPE_CHECKING:
+    from statebackend.state.handles import KeyedState
+
+
+class CallKeys:
+    """A column of keys, encoded and checked as a whole, then visited one by one."""
+
+    def __init__(self, column: Any, encoder: KeyEncoder) -> None:
+        self._encoder = encoder
+        #: Their canonical forms, as a column, and one by one.
+        self.encoded: Any = encoder.encode_many(column)
+        self.canonical = canonical_list(self.encoded)
+
+    def __len__(self) -> int:
+        return len(self.canonical)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._encoder.decode_each(self.canonical)
+
+    def taken(self, rows: list[int]) -> pa.Array:
+        """The keys of some rows, by their numbers."""
+        keys = [self.canonical[row] for row in rows]
+        return self._encoder.decode_many(canonical_batch(keys, self._encoder.kind))
+
+
+def times_of_rows(state: KeyedState, times: Any) -> NDArray[np.int64] | None:
+    """The time that a state goes by for each row, in milliseconds; None if they all go by one, that of the call. O(n).
+
+    A null goes by the watermark after the batch, as rows do that tell no time.
+    """
+    if times is None:
+        return None
+    config, backend = state.descriptor.ttl_config, state.backend
+    if config is not None and not config.is_in_event_time:
+        raise UsageError(
+            "a time to live in processing time goes by the clock, not by the times of rows",
+            detail=f"state {state.descriptor.name!r}",
+            hint="leave times= out, or declare TtlTimeCharacteristic.EventTime",
+        )
+    own, is_null = time_column(times)
+    by: Any = backend._by_watermark()  # type: ignore[attr-defined]
+    if config is not None and by is None:
+        raise UsageError(
+            "the backend has no time of rows",
+            detail=f"state {state.descriptor.name!r}",
+            hint="call begin(now, watermarks) first",
+        )
+    return np.where(is_null, 0 if by is None else by, own)
+
+
+class CallRows:
+    """The rows of a call: their keys, and where they tell them, namespaces and times; checked as a whole."""
+
+    def __init__(self, state: KeyedState, keys: Any, namespaces: Any = None, times: Any = None) -> None:
+        self.state = state
+        self._backend: Any = state.backend
+        self.keys = CallKeys(keys, key_encoder(self._backend.key_type))
+        #: None: all rows are in the current namespace.
+        self.namespaces = None if namespaces is None else namespace_column(namespaces)
+        given = times_of_rows(state, times)
+        check_lengths(self, *(each for each in (self._numbers(), given) if each is not None))
+        #: The time that each row goes by; None: all go by that of the call.
+        self.times = None if given is None or state.descriptor.ttl_config is None else given.tolist()
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def _numbers(self) -> NDArray[np.int64] | None:
+        return None if self.namespaces is None else self.namespaces.numbers
+
+    def namespace_of_each(self) -> list[bytes] | None:
+        """The encoded namespace of each row; None if all are in the current one."""
+        spaces = self.namespaces
+        return None if spaces is None else [spaces.distinct[number] for number in spaces.numbers.tolist()]
+
+    def call_each(
+        self, action: Callable[..., Any], *columns: list[Any], rows: list[int] | None = None
+    ) -> list[Any]:
+        """Call ``action(*values of the row)`` with each row's key, namespace and time current; return the results."""
+        each: list[Any] = self._backend._call_each(
+            list(self.keys), self.namespace_of_each(), self.times, action, columns, rows
+        )
+        return each
+
+    def touched(self) -> tuple[list[int], list[int]]:
+        """The first row of each distinct key and namespace, in order, and the last one of the same."""
+        numbers = itertools.repeat(0) if self.namespaces is None else self.namespaces.numbers.tolist()
+        first: dict[Any, int] = {}
+        last: dict[Any, int] = {}
+        for row, each in enumerate(zip(self.keys.canonical, numbers, strict=False)):
+            first.setdefault(each, row)
+            last[each] = row
+        return list(first.values()), [last[each] for each in first]
+
+
+def values_of(column: Any, declared: Type | None, nullable: bool, state: KeyedState) -> list[Any]:
+    """The values of a column, checked as a whole; errors name the state. O(n)."""
+    try:
+        values = to_values(column, declared)
+        check_values(values, declared, nullable)
+    except SerializationError as error:
+        raise error.at(f"state {state.descriptor.name!r}") from None
+    return values
+
+
+def each_key(
+    rows: CallRows, action: Callable[..., Any], *columns: tuple[Any, Type | None, bool]
+) -> list[Any]:
+    """Run ``action(*values of the row)`` with each row's key current, in order; return the actions' results.
+
+    Each column is (values, type or None, True if nulls are allowed). Atomic.
+    """
+    given = [values_of(column, declared, nullable, rows.state) for column, declared, nullable in columns]
+    check_lengths(rows, *given)
+    with rows.state.backend._vectorised_call(rows.keys.canonical):
+        return rows.call_each(action, *given)
+
+
+def read_many(rows: CallRows, read: Callable[[], Any], declared: Type | None) -> pa.Array:
+    """The Arrow array of the result of ``read`` for each row."""
+    return to_arrow(each_key(rows, read), declared)
+
+
+def add_many(
+    rows: CallRows, values: Any, value_type: Type | None, return_changed: bool, result_type: Type | None
+) -> tuple[Any, ...] | None:
+    """Call ``add`` for each row; with ``return_changed``, return the distinct keys and their results.
+
+    Where rows tell their namespaces, those come between the two. A result is what the last row of its key sees.
+    """
+    state: Any = rows.state
+    given = state._added_values(values, value_type)
+    check_lengths(rows, given)
+    with state.backend._vectorised_call(rows.keys.canonical):
+        state._add_each(rows, given)
+        if not return_changed:
+            return None
+        first, last = rows.touched()
+        results = to_arrow(rows.call_each(state.get, rows=last), result_type)
+    if rows.namespaces is None:
+        return rows.keys.taken(first), results
+    return rows.keys.taken(first), rows.namespaces.take(np.array(first, dtype=np.int64)).shown(), results
+
+
+def map_each(
+    rows: CallRows, map_keys: Any, action: Callable[..., Any], *columns: tuple[Any, Type, bool]
+) -> list[Any]:
+    """`each_key` of a map state: ``action(map key, *values of the row)``."""
+    descriptor: Any = rows.state.descriptor
+    try:
+        decoded = list(CallKeys(map_keys, key_encoder(descriptor.key_type)))
+    except SerializationError as error:
+        raise error.at(f"map keys of state {descriptor.name!r}") from None
+    return each_key(rows, action, (decoded, None, False), *columns)
+
+
+def list_many(rows: CallRows) -> pa.Array:
+    """The Arrow list array of each row's elements."""
+    state: Any = rows.state
+    return to_arrow(each_key(rows, state.get), ListType(state.descriptor.element_type))
+
+
+def map_get_many(rows: CallRows, map_keys: Any) -> pa.Array:
+    """The Arrow array of the values of each row's map key."""
+    state: Any = rows.state
+    return to_arrow(map_each(rows, map_keys, state.get), state.descriptor.value_type)
