@@ -129,12 +129,12 @@ def _full_batches(section: Section) -> Iterator[tuple[GroupedBatch, int]]:
         if more == 0:
             continue
         if waiting and (n_rows + more > BATCH_ROWS or n_bytes + size > BATCH_BYTES):
-            yield from _divided(_joined(waiting))
+            yield from _divided(_joined(waiting), n_bytes)
             waiting, n_rows, n_bytes = [], 0, 0
         waiting.append(rows)
         n_rows, n_bytes = n_rows + more, n_bytes + size
     if waiting:
-        yield from _divided(_joined(waiting))
+        yield from _divided(_joined(waiting), n_bytes)
 
 
 def _check_rows(section: Section, rows: GroupedBatch, last_group: int) -> int:
@@ -166,9 +166,9 @@ def _joined(waiting: list[GroupedBatch]) -> GroupedBatch:
     return GroupedBatch(batch, groups[starts], np.add.reduceat(counts, starts))
 
 
-def _divided(rows: GroupedBatch) -> Iterator[tuple[GroupedBatch, int]]:
-    """Divide a batch into as few parts of equal rows as are allowed. Each with its size."""
-    n_rows, n_bytes = rows.batch.num_rows, rows.batch.nbytes
+def _divided(rows: GroupedBatch, n_bytes: int) -> Iterator[tuple[GroupedBatch, int]]:
+    """Divide a batch of so many bytes into as few parts of equal rows as are allowed. Each with its size."""
+    n_rows = rows.batch.num_rows
     parts = max(-(-n_rows // BATCH_ROWS), -(-n_bytes // BATCH_BYTES))
     if parts <= 1:
         yield rows, n_bytes
