@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -32,6 +33,8 @@ BATCH_ROWS = 65_536
 BATCH_BYTES = 64 << 20
 #: A smaller file is not compressed, nor one whose batches are smaller on average: of many states with a few rows each.
 COMPRESS_FROM, COMPRESS_BATCHES_FROM = 4096, 256
+#: Bytes of a batch whose size need not be exact.
+TINY_BATCH = 64
 #: Batches that are held back at most until that is known.
 MOST_EARLY = 16_384
 
@@ -73,37 +76,34 @@ def write_data_file(
 
 def _shared_schema(sections: Sequence[Section]) -> tuple[pa.Schema, list[dict[str, int]]]:
     """One schema for all sections, with one column for each role and type; for each section the columns it uses."""
-    seen: set[str] = set()
+    of_sections: list[dict[str, pa.DataType]] = []
     for name, schema, _ in sections:
-        if name in seen:
-            raise UsageError(f"state {name!r} has two sections")
-        seen.add(name)
-        own = set(schema.names)
-        if len(own) != len(schema.names) or not own <= set(COLUMNS) or not own & {"key", "value"}:
+        own = dict(zip(schema.names, schema.types, strict=True))
+        if len(own) != len(schema) or not own.keys() <= set(COLUMNS) or not own.keys() & {"key", "value"}:
             raise UsageError(
                 f"the columns of a section are some of {', '.join(COLUMNS)}, once each, and always key or value",
                 detail=f"state {name!r}",
             )
-        if "op" in schema.names and schema.field("op").type != pa.uint8():
+        if own.get("op", pa.uint8()) != pa.uint8():
             raise UsageError("the column op is of type uint8", detail=f"state {name!r}")
+        of_sections.append(own)
+    names = Counter(section.name for section in sections)
+    if len(names) < len(sections):
+        raise UsageError(f"state {names.most_common(1)[0][0]!r} has two sections")
     fields: list[pa.Field] = []
     columns: list[dict[str, int]] = [{} for _ in sections]
     for role in COLUMNS:
         types: list[pa.DataType] = []
-        users: list[tuple[int, int]] = []
-        for number, section in enumerate(sections):
-            if role in section.schema.names:
-                wanted = section.schema.field(role).type
-                if wanted not in types:
-                    types.append(wanted)
-                users.append((number, types.index(wanted)))
-        for number, which in users:
-            columns[number][role] = len(fields) + which
+        for own, numbers in zip(of_sections, columns, strict=True):
+            if role in own:
+                if own[role] not in types:
+                    types.append(own[role])
+                numbers[role] = len(fields) + types.index(own[role])
         # Types may look the same as text and still differ in the nullability of their fields.
-        names = [
+        titles = [
             role if len(types) == 1 else f"{role} {number}: {each}" for number, each in enumerate(types, 1)
         ]
-        fields += [pa.field(name, each) for name, each in zip(names, types, strict=True)]
+        fields += [pa.field(name, each) for name, each in zip(titles, types, strict=True)]
     return pa.schema(fields), columns
 
 
@@ -125,7 +125,11 @@ def _full_batches(section: Section) -> Iterator[tuple[GroupedBatch, int]]:
     n_rows = n_bytes = last_group = 0
     for rows in section.batches:
         last_group = _check_rows(section, rows, last_group)
-        more, size = rows.batch.num_rows, rows.batch.nbytes
+        more = rows.batch.num_rows
+        # `nbytes` takes 4 us, because it looks for slices and shared buffers. In a tiny batch they do not matter.
+        size = rows.batch.get_total_buffer_size()
+        if size > TINY_BATCH:
+            size = rows.batch.nbytes
         if more == 0:
             continue
         if waiting and (n_rows + more > BATCH_ROWS or n_bytes + size > BATCH_BYTES):

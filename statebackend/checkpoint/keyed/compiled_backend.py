@@ -7,6 +7,7 @@ True
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -112,11 +113,14 @@ class CompiledPoints(ChangePoints):
 
 def cuts(sizes: Array, limit: int) -> list[int]:
     """The first row of each run of rows, if every run has about ``limit`` bytes, or rows."""
-    return np.flatnonzero(np.diff((np.cumsum(sizes) - 1) // limit, prepend=-1)).tolist()
+    ends = sizes.cumsum()
+    if len(ends) and ends[-1] <= limit:
+        return [0]
+    return np.flatnonzero(np.diff((ends - 1) // limit, prepend=-1)).tolist()
 
 
 def group_ranges(sizes: Array, first_group: int) -> Iterator[tuple[int, int]]:
     """Ranges of key groups that each hold about a batch of rows; empty key groups at both ends are left out."""
     filled = sizes.nonzero()[0]
-    for of_range in np.split(filled, cuts(sizes[filled], BATCH_ROWS)[1:]) if len(filled) else ():
-        yield first_group + int(of_range[0]), first_group + int(of_range[-1])
+    for start, end in itertools.pairwise([*cuts(sizes[filled], BATCH_ROWS), len(filled)]):
+        yield first_group + int(filled[start]), first_group + int(filled[end - 1])
