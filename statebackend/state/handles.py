@@ -325,8 +325,9 @@ class AddingState(KeyedState, Generic[IN, OUT]):
     ) -> tuple[Any, ...] | None:
         """`add` for each row, in order; a null clears. Atomic. O(n).
 
-        With ``return_changed``, return the distinct keys, in the order of their first rows, and their results; between
-        the two the namespaces of the keys, if ``namespaces`` is given.
+        With ``return_changed``, return the distinct keys and their results; between the two the namespaces of the keys,
+        if ``namespaces`` is given. They are in ascending order of key groups, and in a group in the order of their
+        first rows.
         """
         value_type, result_type = self._column_types()
         rows = scalar_fallback.CallRows(self, keys, namespaces, times)

@@ -119,14 +119,18 @@ class CallRows:
         return each
 
     def touched(self) -> tuple[list[int], list[int]]:
-        """The first row of each distinct key and namespace, in order, and the last one of the same."""
+        """The first row of each distinct key and namespace, and the last one of the same.
+
+        They are in ascending order of key groups, and in a group in the order of the first rows.
+        """
         numbers = itertools.repeat(0) if self.namespaces is None else self.namespaces.numbers.tolist()
         first: dict[Any, int] = {}
         last: dict[Any, int] = {}
         for row, each in enumerate(zip(self.keys.canonical, numbers, strict=False)):
             first.setdefault(each, row)
             last[each] = row
-        return list(first.values()), [last[each] for each in first]
+        touched = sorted(first, key=lambda each: self._backend._group_of(each[0]))
+        return [first[each] for each in touched], [last[each] for each in touched]
 
 
 def values_of(column: Any, declared: Type | None, nullable: bool, state: KeyedState) -> list[Any]:

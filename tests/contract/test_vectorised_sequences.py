@@ -219,7 +219,7 @@ class Drive:
         return self.descriptor.result_type if self.descriptor.kind == "aggregating" else self.descriptor.type
 
     def changed(self) -> None:
-        """What a call says of the keys that it has changed: each once, with its result at the end."""
+        """The keys that a call has changed: each once, by key group and first row, with its result at the end."""
         given = self.rows(values=True)
         mark = self.one.mark()
         try:
@@ -236,11 +236,10 @@ class Drive:
         spaces = given.spaces or [sb.VOID] * len(given.rows)
         last = {
             (key, space): number
-            for number, ((key, _), space) in enumerate(zip(given.rows, spaces, strict=True))
+            for number, ((key, *_), space) in enumerate(zip(given.rows, spaces, strict=True))
         }
-        touched = list(
-            dict.fromkeys((key, space) for (key, _), space in zip(given.rows, spaces, strict=True))
-        )
+        encoder = sb.keys.key_encoder(self.key_type)
+        touched = sorted(last, key=lambda at: encoder.spark_hash(encoder.encode(at[0])) % 128)
         assert keys.to_pylist() == [key for key, _ in touched]
         if self.in_spaces:
             assert shown(*namespaces) == [space for _, space in touched]

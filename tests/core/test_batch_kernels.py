@@ -25,6 +25,7 @@ from statebackend._core.kernels import (
     map_kernels,
     ttl_kernels,
 )
+from statebackend._core.key_groups import HashPlan
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
 from statebackend.errors import KeyGroupError, MemoryLimitError, UsageError
@@ -233,8 +234,9 @@ def test_adding_is_the_python_definition_row_by_row(
                     table, as_keys(rows), kind.column(values), kind.plan, return_touched=nulls is None, **call
                 )
                 if nulls is None:
-                    first, column = touched
-                    assert [rows[n] for n in first] == list(dict.fromkeys(rows))
+                    first, own_keys, column = touched
+                    assert sorted(first) == sorted(map(rows.index, set(rows)))
+                    assert own_keys is None or own_keys.tolist() == [rows[n] for n in first]
                     parts = (
                         [column[n : n + 1].tobytes() for n in range(len(first))]
                         if isinstance(column, np.ndarray)
@@ -261,6 +263,8 @@ def test_adding_is_the_python_definition_row_by_row(
         ("max", "bytes"),
         ("min", "double"),
         ("first", 3),
+        ("last", 3),
+        ("last", "bytes"),
         ("count", "long"),
     ],
 )
@@ -273,25 +277,40 @@ def test_large_batches_on_threads(
     keys = [rng.randrange(3_000) for _ in range(20_000)]
     pool = [kind.value(rng) for _ in range(50)]
     values = [rng.choice(pool) for _ in keys]
-    nulls = np.array([rng.random() < 0.1 for _ in keys])
+    some = np.array([rng.random() < 0.1 for _ in keys])
     model: dict[int, bytes] = {}
-    for _ in range(2):
+
+    def bytes_at(column: Any, row: int) -> bytes:
+        if isinstance(column, np.ndarray):
+            return column[row : row + 1].tobytes()
+        offsets, data = column
+        return bytes(data[offsets[row] : offsets[row + 1]])
+
+    for nulls in (some, None, None):
         held = {"nothing": lambda: None, "mark": core.mark, "snapshot": core.snapshot}[under]()
-        for key, value, null in zip(keys, values, nulls, strict=True):
+        for key, value, null in zip(
+            keys, values, np.zeros(len(keys)) if nulls is None else nulls, strict=True
+        ):
             if null:
                 model.pop(key, None)
             else:
                 model[key] = kind.step(model.get(key), value)
-        aggregation_kernels.add_many(
-            table, as_keys(keys), kind.column(values), kind.plan, nulls=nulls, threads=threads
-        )
+        touched = aggregation_kernels.add_many(
+            table, as_keys(keys), kind.column(values), kind.plan,
+            nulls=nulls, threads=threads, return_touched=nulls is None,
+        )  # fmt: skip
+        if touched is not None:
+            rows, own_keys, column = touched
+            groups = HashPlan("int64").key_groups_of_ints(own_keys, 16)
+            assert own_keys.tolist() == [keys[row] for row in rows]
+            assert len(rows) == len(set(keys))
+            assert (np.lexsort((rows, groups)) == np.arange(len(rows))).all()
+            assert all(
+                same_bytes(bytes_at(column, n), model[key], kind) for n, key in enumerate(own_keys.tolist())
+            )
         column, found = batch_kernels.get_many(table, np.arange(3_000))
         for key in range(3_000):
-            part = (
-                column[key : key + 1].tobytes() if isinstance(column, np.ndarray)
-                else column[1][column[0][key] : column[0][key + 1]].tobytes()
-            )  # fmt: skip
-            assert same_bytes(part if found[key] else None, model.get(key), kind)
+            assert same_bytes(bytes_at(column, key) if found[key] else None, model.get(key), kind)
         table._check()
         if under == "snapshot" and held is not None:
             held.release()

@@ -136,14 +136,14 @@ def test_batches(threads: int) -> None:
         for turn in range(3):
             batch_kernels.update_many(world.wide, keys, values, threads=threads)
             batch_kernels.update_many(sums, keys, keys + turn, threads=threads)
-            first, touched = reduce_many(
+            first, _, touched = reduce_many(
                 sums, keys, np.ones_like(keys), "sum", threads=threads, return_touched=True
             )
             assert (touched == keys[first] + turn + 1).all()
             read, found = batch_kernels.get_many(sums, keys, threads=threads)
             assert found.all()
             assert (read == keys + turn + 1).all()
-            first, accumulated = aggregation_kernels.add_many(
+            first, _, accumulated = aggregation_kernels.add_many(
                 mean, keys, keys.astype(float), AddPlan("average"), threads=threads, return_touched=True
             )
             assert len(first) == len(accumulated) == len(keys)

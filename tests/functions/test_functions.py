@@ -191,7 +191,7 @@ class Sums(sb.BatchProcessFunction):
 
 def test_a_batch_function_works_on_whole_columns(backend: str) -> None:
     with Harness(Sums(), "string", key="user", schema="user string, sum bigint", backend=backend) as harness:
-        assert harness.process_batch(rows(("a", 1), ("b", 5), ("a", 2))) == [("a", 3), ("b", 5)]
+        assert sorted(harness.process_batch(rows(("a", 1), ("b", 5), ("a", 2)))) == [("a", 3), ("b", 5)]
         with pytest.raises(ValueError, match="one row"):
             harness.process_batch(rows(("a", 1)))
         empty = pa.table({"user": pa.array([], "string"), "amount": pa.array([], "int64")})

@@ -192,10 +192,11 @@ class MapModel:
         else:
             keys = [(b"%d" % n if n % 3 else b"key-%032d" % n) if n else b"" for n in count]
             group_of = HashPlan("bytes").key_group_of_bytes
+        self.group_of = lambda key: group_of(key, options.get("max_parallelism", 128))
         if "key_group_range" not in options:
             return keys, []
         first, last = options["key_group_range"]
-        inside = [first <= group_of(key, options["max_parallelism"]) <= last for key in keys]
+        inside = [first <= self.group_of(key) <= last for key in keys]
         return (
             [key for key, own in zip(keys, inside, strict=True) if own],
             [key for key, own in zip(keys, inside, strict=True) if not own],
@@ -390,9 +391,11 @@ class MapModel:
         if answer is None:
             return
         assert not overflows, f"{reduction} had to overflow"
-        rows, touched = answer
-        assert [(keys[i], options["namespace"]) for i in rows] == list(results)
-        for found, expected in zip(touched.tolist(), results.values(), strict=True):
+        rows, own_keys, touched = answer
+        in_order = sorted(results, key=lambda where: self.group_of(where[0]))
+        assert [(keys[i], options["namespace"]) for i in rows] == in_order
+        assert own_keys is None or own_keys.tolist() == [key for key, _ in in_order]
+        for found, expected in zip(touched.tolist(), map(results.get, in_order), strict=True):
             assert found == expected or (math.isnan(found) and math.isnan(expected))
         for where, value in results.items():
             if value != value:  # a NaN would never compare equal: do not keep it

@@ -11,8 +11,8 @@ from statebackend._core.tables.cow_map cimport (
     CoreKey, CowMap, Lane, Table, before_operation, entry_at, payload_of, remove, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.kernels.batch_kernels cimport (
-    FAILED_MEMORY, FAILED_NOT, FAILED_OVERFLOW, Batch, BatchCall, LaneRun, RowKey, blob_of_row, find_row, map_of_row,
-    stage_block, stamp_of, stamp_on)
+    FAILED_MEMORY, FAILED_NOT, FAILED_OVERFLOW, Batch, BatchCall, LaneRun, RowKey, blob_of_row, find_row,
+    is_untouched, map_of_row, note_touched, stage_block, stamp_of, stamp_on)
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.reductions cimport OP_BLOCK_WRITE, OP_FIRST, OP_LAST, OP_UPDATE, Operation
 from statebackend._core.tables.state_table cimport StateTable
@@ -20,7 +20,6 @@ from statebackend._core.tables.values cimport CODE_BLOB, CODE_RAW
 from statebackend._core.tables.entry_update cimport write_value
 
 from statebackend._core.tables.accumulators import OPERATIONS
-from statebackend._core.kernels.gather_kernels import distinct_slots, values_at
 from statebackend.errors import UsageError
 
 
@@ -29,15 +28,16 @@ cdef bint add_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap *
     cdef uint32_t i
     stage_block(batch, at, n, maps, keys)
     for i in range(n):
-        run.failure = add_row(batch, run.used, &maps[i], &keys[i])
+        run.failure = add_row(batch, run, &maps[i], &keys[i])
         if unlikely(run.failure != FAILED_NOT):
             run.failed_row = keys[i].row
             return False
     return True
 
 
-cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept nogil:
+cdef int add_row(Batch *batch, LaneRun *run, CowMap **where, RowKey *key) noexcept nogil:
     """Add one row; returns a Failure."""
+    cdef Lane *lane = run.used
     cdef Table *table = batch.table
     cdef const Adding *adding = <const Adding *>batch.extra
     cdef bint is_null = batch.nulls != NULL and batch.nulls[key.row]
@@ -48,6 +48,7 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
     cdef uint32_t slot
     cdef int64_t stamp
     cdef Blob *blob = NULL
+    cdef bint is_first
     cdef CoreKey k
     if map == NULL:
         # Another row of the block may have made it.
@@ -92,13 +93,13 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
     k.namespace = key.ns
     k.hash = key.hash
     stamp = stamp_on(batch, key.row, entry_at(lane.core, slot)) if slot else stamp_of(batch, key.row)
+    is_first = is_untouched(batch, entry_at(lane.core, slot) if slot else NULL)
     slot = write_value(lane, table, map, &k, slot, source, stamp)
     if unlikely(slot == 0):
         if blob != NULL:
             blob_drop(lane.core.blobs, blob)
         return FAILED_MEMORY
-    if batch.slots != NULL:
-        batch.slots[key.row] = slot
+    note_touched(batch, run, is_first, key.row, slot)
     return FAILED_NOT
 
 
@@ -108,8 +109,9 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
 
     With `ttl`, a value that has expired at `timestamp` counts as absent; `in_event_time`, a later timestamp than that
     stays. `values` is an array of the plan's numbers,
-    (offsets, data), or an array of bytes by row. With `return_touched`, and without nulls, it returns the first row
-    of each distinct key, in order, and the keys' new values. Errors give a row the number that `rows` has for it.
+    (offsets, data), or an array of bytes by row. With `return_touched`, and without nulls, it returns of each distinct
+    key the first row, the key (None for keys of bytes) and the new value: by key group, in a group in the order of the
+    rows. Errors give a row the number that `rows` has for it.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable
@@ -152,15 +154,7 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
     if op == OP_BLOCK_WRITE or nulls is not None or ttl:
         call.batch.block = add_block
         call.batch.extra = &plan.adding
-    if not return_touched:
-        call.run(op)
-        return None
-    slots = np.zeros(call.batch.n, dtype=np.uint32)
-    call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
-    call.hold()
-    try:
-        call.run(op, True)
-        rows = distinct_slots(slots)
-        return rows, values_at(table, slots[rows])
-    finally:
-        call.let_go()
+    if return_touched:
+        return call.run_touching(op)
+    call.run(op)
+    return None

@@ -10,6 +10,7 @@ from statebackend._core.memory.arena cimport Blob, blob_new
 from statebackend._core.tables.cow_map cimport CowMap, Entry, Lane, Table, find_blob, find_int, hash_int_key, payload_of
 from statebackend._core.tables.expiry cimport written_at
 from statebackend._core.key_groups cimport HashProgram
+from statebackend._core.memory.platform cimport prefetch_write
 from statebackend._core.tables.reductions cimport Operation
 from statebackend._core.tables.state_table cimport StateTable
 
@@ -32,6 +33,11 @@ cdef struct Batch
 cdef struct LaneRun
 
 ctypedef bint (*BlockFunction)(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps) noexcept nogil
+
+cdef struct Touch:
+    # The first row of a key in a call, and the key's slot.
+    uint32_t row
+    uint32_t slot
 
 cdef struct Batch:
     Table *table
@@ -57,6 +63,14 @@ cdef struct Batch:
     uint8_t *found
     uint32_t *slots
     Blob **blobs
+    # The keys that the call touches, if wanted. Lanes fill `touched` in their order; `join_touched` closes the gaps.
+    uint32_t untouched_below             # version of the call, which entries get that it writes; 0: not wanted
+    Touch *touched
+    int64_t n_touched
+    uint16_t *touched_groups             # NULL: they are in order anyway
+    Touch *in_order                      # room for them in order; the same as `touched` if they are
+    int64_t *touched_keys                # NULL: keys of bytes
+    char *touched_values                 # stored values, of bytes their addresses
     # The chunk in work: rows first..first+size, sorted by key group.
     int64_t first
     int64_t size
@@ -124,6 +138,8 @@ cdef struct LaneRun:
     uint64_t journal_records             # of lane 0's segment when the call began
     uint64_t copied_before               # entries that the lane had copied when the call began
     int64_t inner_entries                # inserted minus removed, of `Batch.inner`
+    int64_t first_touched                # in `Batch.touched`, of the chunk in work
+    int64_t last_touched
 
 cdef struct RowKey:
     # One row of a block, wherever its key came from.
@@ -157,6 +173,18 @@ cdef inline void load_key(Batch *batch, int64_t at, RowKey *key) noexcept nogil:
             key.data = batch.key_data + batch.key_offsets[key.row]
             key.length = batch.key_offsets[key.row + 1] - batch.key_offsets[key.row]
             key.hash = batch.hashes[at]
+
+cdef inline bint is_untouched(const Batch *batch, const Entry *entry) noexcept nogil:
+    """Say whether the call has not written an entry yet, if it is to tell that. NULL: there is none yet."""
+    return entry == NULL or entry.version < batch.untouched_below
+
+cdef inline void note_touched(Batch *batch, LaneRun *run, bint is_first, int64_t row, uint32_t slot) noexcept nogil:
+    """Note the row if it is the first one of its key. It writes in any case: no processor foresees which rows are."""
+    cdef Touch *place = batch.touched + run.last_touched
+    if batch.untouched_below != 0:
+        prefetch_write(place + 64)       # it would hold up the stores that follow
+        place.row, place.slot = <uint32_t>row, slot
+        run.last_touched += is_first
 
 cdef inline uint32_t find_row(Batch *batch, CowMap *map, const RowKey *key) noexcept nogil:
     """`find` for a row."""
@@ -199,7 +227,9 @@ cdef class BatchCall:
     cdef int hold(self) except -1
     cdef int let_go(self) except -1
     cdef int run(self, Operation op, bint is_inside=*) except -1
+    cdef tuple run_touching(self, Operation op)
     cdef tuple read(self, Operation op, int code, uint32_t width, bint counted)
+    cdef bint _is_sorted(self) noexcept
     cdef int _prepare(self) except -1
     cdef int _call_crew(self) except -1
     cdef int _begin(self, bint writes) except -1

@@ -1,12 +1,13 @@
 """Operations on whole batches of keys, without the GIL and without a Python object per row.
 
-A batch goes through these phases, the last one only if it writes values of bytes:
+A batch goes through these phases. Values of bytes need the fourth, and callers ask for the last one:
 
     count      key groups of all rows, and how many rows each group has   (each thread a range of rows)
     scatter    keys and row numbers, ordered by key group, order kept     (each thread a range of rows)
     apply      group by group, in blocks of rows: hash and prefetch the buckets, prefetch the entries,
                then operate                                                (each thread a range of groups)
     drop       the bytes of values that were overwritten, once nothing can fail any more  (each thread its own)
+    gather     keys that the call has touched, and their values, if wanted                (each thread its share)
 
 Rows of one group touch one map, whose pages then stay in the cache; groups of different threads share nothing
 but the arena. Short batches skip the first two phases. Rows of the same key are applied in their order.
@@ -26,9 +27,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 cimport cython
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.math cimport exp, sqrt
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memmove, memset
 
 from statebackend._core.memory.arena cimport MAX_LANES, Blob, address, blob_data, blob_drop, unit_at
 from statebackend._core.tables.cow_map cimport (
@@ -74,12 +75,16 @@ cdef enum:
     LOOKS = 32                           # of those, how many are looked up
     SHORT_KEY = 32                       # bytes of a key, from 8 on, up to which the second phase moves them, too
     HASHED_AT_ONCE = 512                 # byte keys
+    AHEAD = 24                           # touched keys whose entries are asked for in advance
     IDLE_LOOKS = 2000                    # before a thread sleeps: as a rule, the next phase begins at once
 
 cdef enum Lengths:
     FITTING = 0
     FALLING = 1                          # some offset is below the one before it
     TOO_LONG = 2
+
+#: As the struct `Touch`.
+TOUCH = np.dtype([("row", np.uint32), ("slot", np.uint32)])
 
 cdef uint32_t nowhere = 0                # an empty bucket, for pages that do not exist
 
@@ -252,6 +257,7 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
     if batch.sorted:
         at = batch.starts[run.first_group]
         end = batch.starts[run.last_group]
+    run.first_touched = run.last_touched = batch.first + at
     while at < end:
         n = <uint32_t>min(<int64_t>BLOCK, end - at)
         if batch.sorted:
@@ -610,7 +616,6 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     cdef const Reading *reading = <const Reading *>batch.extra
     cdef char *out = batch.out + width * batch.first
     cdef uint8_t *found = batch.found + batch.first
-    cdef uint32_t *slots = batch.slots
     cdef uint32_t required = core.highest_required_snapshot_version, journal_version = core.journal_version
     cdef uint32_t ns, off_ns = table.layout.off_namespace, off_value = table.layout.off_value
     cdef uint64_t group_bits = <uint64_t>map.group << 32
@@ -621,7 +626,7 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     cdef Log *log
     cdef const char *data = NULL
     cdef int64_t bits = 0, stamp = 0
-    cdef bint is_logged, is_gone
+    cdef bint is_logged, is_gone, is_first
     cdef int failure
     if unlikely(map.secondary.capacity != 0 and at >= run.paid_until):
         # The rehash began with these rows' group. Their share comes first: what the stages find stays where it is.
@@ -674,6 +679,7 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
         log = &lane.undo
         is_logged = False
         ref = staged.refs[i]
+        is_first = is_untouched(batch, entry)
         if entry == NULL or entry.version < required:
             ref = own_slot(lane, table, map, &staged, i, keys[i], ns, is_blob, &log, &is_logged)
             if unlikely(ref == 0):
@@ -698,8 +704,7 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
                 run.failure = failure
                 run.failed_row = batch.first + rows[i]
                 return False
-        if slots != NULL:
-            slots[batch.first + rows[i]] = ref
+        note_touched(batch, run, is_first, batch.first + rows[i], ref)
     return True
 
 
@@ -738,6 +743,7 @@ cdef inline bint wide_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     cdef int64_t row
     cdef Entry *entry
     cdef const char *data = NULL
+    cdef bint is_first
     if unlikely(map.secondary.capacity != 0 and at >= run.paid_until):
         if not pay_rehash(batch, run, map, at, n):
             return False
@@ -779,6 +785,7 @@ cdef inline bint wide_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
                 else:
                     memcpy(batch.out + width * row, <char *>entry + off_value, width)
             continue
+        is_first = is_untouched(batch, entry)
         if entry == NULL:
             ref = 0
         elif entry.version < required:
@@ -788,8 +795,8 @@ cdef inline bint wide_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
         if ref == 0:
             if not slow_row(batch, run, map, at + i):
                 return False
-        elif batch.slots != NULL:
-            batch.slots[row] = ref
+        else:
+            note_touched(batch, run, is_first, row, ref)
     return True
 
 
@@ -902,7 +909,7 @@ cdef bint apply_row(Batch *batch, LaneRun *run, Table *table, CowMap **where, Ro
     k.namespace = key.ns
     k.hash = key.hash
     if batch.op != OP_APPEND:
-        run.failure = write_row(batch, lane, table, map, slot, &k, key.row)
+        run.failure = write_row(batch, run, table, map, slot, &k, key.row)
     elif not append_row(batch, lane, table, map, slot, &k, key.row):
         run.failure = FAILED_MEMORY
     return run.failure == FAILED_NOT
@@ -923,9 +930,11 @@ cdef bint append_row(Batch *batch, Lane *lane, Table *table, CowMap *map, uint32
     return True
 
 
-cdef inline int write_row(Batch *batch, Lane *lane, Table *table, CowMap *map, uint32_t slot, const CoreKey *k,
+cdef inline int write_row(Batch *batch, LaneRun *run, Table *table, CowMap *map, uint32_t slot, const CoreKey *k,
                           int64_t row) noexcept nogil:
     """Insert, overwrite or reduce one row. Returns a Failure."""
+    cdef Lane *lane = run.used
+    cdef bint is_first = is_untouched(batch, NULL if slot == 0 else entry_at(lane.core, slot))
     cdef const char *source
     cdef char reduced[8]
     cdef Blob *blob = NULL
@@ -946,8 +955,7 @@ cdef inline int write_row(Batch *batch, Lane *lane, Table *table, CowMap *map, u
         if blob != NULL:
             blob_drop(lane.core.blobs, blob)
         return FAILED_MEMORY
-    if batch.slots != NULL:
-        batch.slots[row] = slot
+    note_touched(batch, run, is_first, row, slot)
     return FAILED_NOT
 
 
@@ -984,6 +992,8 @@ cdef void work_on(Batch *batch, LaneRun *run, int phase, int lane) noexcept nogi
         scatter_rows(batch, run, counts)
     elif phase == 2:
         apply_rows(batch, run)
+    elif phase == 4:
+        gather_touched(batch, lane)
     else:
         drop_written(batch.table.core, batch.table.journal, &run.used.undo)
 
@@ -1072,12 +1082,63 @@ cdef Failure run_chunk(Crew *crew) noexcept nogil:
         assign_groups(crew)
         run_phase(crew, 1)
     run_phase(crew, 2)
+    if batch.untouched_below:
+        for lane in range(lanes):
+            join_touched(batch, &runs[lane])
     for lane in range(lanes):
         if runs[lane].failure == FAILED_MEMORY:
             return FAILED_MEMORY
         if runs[lane].failure != FAILED_NOT:
             failure = FAILED_OVERFLOW
     return failure
+
+
+cdef void join_touched(Batch *batch, LaneRun *run) noexcept nogil:
+    """Move the keys that a lane has touched behind those of the lanes and chunks before it."""
+    cdef int64_t n = run.last_touched - run.first_touched, i
+    cdef Touch *place = batch.touched + batch.n_touched
+    memmove(place, batch.touched + run.first_touched, n * sizeof(Touch))
+    if batch.touched_groups != NULL:
+        for i in range(n):
+            batch.touched_groups[batch.n_touched + i] = batch.groups[place[i].row - batch.first]
+    batch.n_touched += n
+
+
+cdef void order_touched(Batch *batch) noexcept nogil:
+    """Order the touched keys by key group; in a group they stay as they are."""
+    cdef uint32_t *positions = batch.starts          # no chunk needs it any more
+    cdef int64_t i
+    cdef uint32_t group, at = 0, amount
+    memset(positions, 0, batch.table.n_maps * sizeof(uint32_t))
+    for i in range(batch.n_touched):
+        positions[batch.touched_groups[i]] += 1
+    for group in range(batch.table.n_maps):
+        amount = positions[group]
+        positions[group] = at
+        at += amount
+    for i in range(batch.n_touched):
+        group = batch.touched_groups[i]
+        batch.in_order[positions[group]] = batch.touched[i]
+        positions[group] += 1
+
+
+cdef void gather_touched(Batch *batch, int lane) noexcept nogil:
+    """Copy a lane's share of the touched keys, and the values that they have now."""
+    cdef Table *table = batch.table
+    cdef int64_t share = (batch.n_touched + batch.n_lanes - 1) // batch.n_lanes, i
+    cdef int64_t end = min((lane + 1) * share, batch.n_touched)
+    cdef uint32_t width = table.layout.value_width
+    cdef Entry *entry
+    for i in range(lane * share, end):
+        if i + AHEAD < end:
+            prefetch(value_of(table, entry_at(table.core, batch.in_order[i + AHEAD].slot)))
+        entry = entry_at(table.core, batch.in_order[i].slot)
+        if batch.touched_keys != NULL:
+            batch.touched_keys[i] = entry.key
+        if width == 8:
+            (<uint64_t *>batch.touched_values)[i] = (<uint64_t *>value_of(table, entry))[0]
+        else:
+            memcpy(batch.touched_values + width * i, value_of(table, entry), width)
 
 
 cdef Failure run_chunks(Crew *crew) noexcept nogil:
@@ -1090,6 +1151,10 @@ cdef Failure run_chunks(Crew *crew) noexcept nogil:
         batch.first += batch.size
     if failure == FAILED_NOT and batch.value_offsets != NULL and is_write(batch.op):
         run_phase(crew, 3)
+    if failure == FAILED_NOT and batch.untouched_below:
+        if batch.touched_groups != NULL:
+            order_touched(batch)
+        run_phase(crew, 4)
     store_u32(&crew.is_over, 1)
     return failure
 
@@ -1251,7 +1316,8 @@ cdef class BatchCall:
                     finally:
                         owner.arena.budget.limit = limit
                         owner.vacate()
-                    if core.pending and self.batch.slots == NULL:        # what the call itself has left
+                    if core.pending and self.batch.slots == NULL and not self.batch.untouched_below:
+                        # What the call itself has left.
                         owner.reclaim(RECLAIM_PER_ROW * self.batch.n + RECLAIM_PER_BATCH)
                     if failure != FAILED_NOT and limit and owner.arena.budget.used > limit:
                         # Undoing went beyond the limit. Without this, the limit would refuse the next call too.
@@ -1264,6 +1330,50 @@ cdef class BatchCall:
         finally:
             store_u32(&crew.is_over, 1)
         return 0
+
+    cdef tuple run_touching(self, Operation op):
+        """Run a write. Return of each key that it wrote the first row, the key, and the value that it has then.
+
+        Keys of bytes are None. The keys are in ascending order of key groups, and in a group in the order of their
+        first rows. No row may remove a key.
+        """
+        cdef StateCore owner = self.table.owner
+        cdef uint32_t width = self.batch.table.layout.value_width
+        cdef int64_t n = self.batch.n
+        if n > UINT32_MAX:
+            raise UsageError("a call that returns the changed keys takes up to 4,294,967,295 rows", detail=f"{n} rows")
+        touched, keys = np.empty(n, dtype=TOUCH), None
+        self.batch.touched = self.batch.in_order = <Touch *>self.pointer(touched, TOUCH)
+        if not self._is_sorted() or n > CHUNK:
+            self.batch.touched_groups = <uint16_t *>self.pointer(np.empty(n, dtype=np.uint16), np.uint16)
+            touched = np.empty(n, dtype=TOUCH)
+            self.batch.in_order = <Touch *>self.pointer(touched, TOUCH)
+        if not self.batch.table.layout.key_is_blob:
+            keys = np.empty(n, dtype=np.int64)
+            self.batch.touched_keys = <int64_t *>self.pointer(keys, np.int64)
+        values = np.empty(n * width, dtype=np.uint8)
+        self.batch.touched_values = <char *>self.pointer(values, np.uint8)
+        self.hold()
+        try:
+            # Entries are told by their version from those that this call has written.
+            owner.bump_version()
+            self.batch.untouched_below = owner.core.state_version
+            owner.core.is_touching = True
+            try:
+                self.run(op, True)
+            finally:
+                owner.core.is_touching = False
+            n = self.batch.n_touched
+            values = values[:n * width]
+            if self.table.value_code == CODE_BLOB:
+                values = blobs_of(values.view(np.uint64))
+        finally:
+            self.let_go()
+        if self.table.value_code == CODE_RAW:
+            values = values.reshape(-1, width)
+        elif self.table.value_code != CODE_BLOB:
+            values = values.view(DTYPES[self.table.value_code])
+        return touched["row"][:n], None if keys is None else keys[:n], values
 
     cdef tuple read(self, Operation op, int code, uint32_t width, bint counted):
         """Run a read. Returns the values by row, bytes as (offsets, data), and a mask of the rows found.
@@ -1293,10 +1403,14 @@ cdef class BatchCall:
         self.run(op)
         return out if code == CODE_RAW else out.view(DTYPES[code]).reshape(-1), found.view(bool)
 
+    cdef bint _is_sorted(self) noexcept:
+        """Return True if it pays to sort the rows by key group, which costs time for each key group."""
+        return self.batch.n >= SHORT_BATCH and self.batch.n >= 4 * <int64_t>self.batch.table.n_maps
+
     cdef int _prepare(self) except -1:
         """Do everything that runs Python."""
-        # Sorting costs time for each key group. A lane costs time for each key group, and for its thread.
-        self.batch.sorted = self.batch.n >= SHORT_BATCH and self.batch.n >= 4 * <int64_t>self.batch.table.n_maps
+        # A lane costs time for each key group, and for its thread.
+        self.batch.sorted = self._is_sorted()
         if not self.batch.sorted:
             self.batch.n_lanes = 1
         self.batch.n_lanes = <int>min(<int64_t>self.batch.n_lanes, 1 + self.batch.n // SHORT_BATCH)

@@ -22,38 +22,6 @@ cdef enum:
     AHEAD = 24                           # entries are prefetched this many rows ahead
 
 
-def distinct_slots(slots):
-    """The first row of each distinct slot, in order, given the slots by row. Slot 0 is none.
-
-    >>> distinct_slots(np.array([7, 9, 0, 7], dtype=np.uint32))
-    array([0, 1])
-    """
-    cdef const uint32_t[::1] by_row = slots
-    cdef int64_t n = len(slots), i, distinct = 0
-    cdef uint64_t mask, at
-    cdef uint32_t slot
-    rows = np.empty(max(n, 1), dtype=np.int64)
-    cdef int64_t[::1] first = rows
-    seen_array = np.zeros(1 << int(2 * n).bit_length(), dtype=np.uint32)
-    cdef uint32_t[::1] seen = seen_array
-    mask = len(seen_array) - 1
-    with nogil:
-        for i in range(n):
-            if i + AHEAD < n:
-                prefetch(&seen[(by_row[i + AHEAD] * <uint64_t>0x9E3779B97F4A7C15u >> 20) & mask])
-            slot = by_row[i]
-            if slot == 0:
-                continue
-            at = (slot * <uint64_t>0x9E3779B97F4A7C15u >> 20) & mask
-            while seen[at] != 0 and seen[at] != slot:
-                at = (at + 1) & mask
-            if seen[at] == 0:
-                seen[at] = slot
-                first[distinct] = i
-                distinct += 1
-    return rows[:distinct]
-
-
 def values_at(StateTable table not None, slots):
     """The values in slots: an array, rows of bytes, or (offsets, data); zero or nothing for slot 0.
 

@@ -17,8 +17,9 @@ rehash moves its buckets to a secondary table that is smaller. Then its live ent
 which are `old` from then on, to new ones. An old run takes no new entry. When nobody uses a slot of the old runs any
 more, they go.
 
-Versions. `Core.state_version` counts snapshots and marks. An entry carries the version at which it was made or
-last written; a bucket page carries the version at which it was made. While a snapshot S is needed:
+Versions. `Core.state_version` counts snapshots, marks, and calls that tell which keys they touch. An entry carries the
+version at which it was made or last written; a bucket page carries the version at which it was made. While a snapshot S
+is needed:
 
     entry.version < S    the entry belongs to S as well: it is cloned before its link or payload changes,
                          together with the entries before it in its chain (`own_entry`)
@@ -281,6 +282,7 @@ cdef struct Core:
     ArenaCore *arena
     BlobHeap *blobs                      # by lane
     uint32_t state_version
+    uint32_t is_touching                 # a call looks at versions to know which entries it has written
     uint32_t highest_required_snapshot_version
     uint32_t journal_version             # 0: no mark is open
     Snapshot *newest
@@ -744,7 +746,8 @@ cdef inline void let_die(Core *core, Journal *journal, Log *log) noexcept nogil:
         core.dying_journals = journal
 
 cdef inline uint32_t unwritten_version(Core *core) noexcept nogil:
-    return core.journal_version - 1 if core.journal_version else core.state_version
+    # While a call is told which entries it has written, by their version, a mere copy looks older.
+    return core.journal_version - 1 if core.journal_version else core.state_version - core.is_touching
 
 cdef bint is_old(CowMap *map, uint32_t slot) noexcept nogil
 cdef bint add_run(Table *table, CowMap *map) noexcept nogil

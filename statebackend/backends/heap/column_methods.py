@@ -279,18 +279,21 @@ class HeapAddingColumns(HeapSingleColumns, AddingColumns):
             changed = [self._add_part(part, column, plan, return_changed) for part in parts]
         if not return_changed:
             return None
-        rows, results = changed[0]
-        if len(changed) > 1:
-            rows = np.concatenate([first for first, _ in changed])
-            order = np.argsort(rows)
-            rows, results = rows[order], pa.concat_arrays([each for _, each in changed]).take(pa.array(order))
-        keys = decoded_keys(self.backend._encoder, take_rows(call.keys, rows))
+        rows, own_keys, results = changed[0]
+        if len(changed) > 1 or column.nulls is not None:
+            rows = np.concatenate([first for first, _, _ in changed])
+            order = np.lexsort((rows, self.backend.groups_of(take_rows(call.keys, rows))))
+            rows = rows[order]
+            own_keys, results = None, pa.concat_arrays([each for _, _, each in changed]).take(pa.array(order))
+        keys = decoded_keys(
+            self.backend._encoder, take_rows(call.keys, rows) if own_keys is None else own_keys
+        )
         if call.namespaces is None:
             return keys, results
         return keys, call.namespaces.take(rows).shown(), results
 
     def _add_part(self, part: TableCall, column: Column, plan: AddPlan, return_changed: bool) -> Any:
-        """Add the rows of a part; if asked, return the first row of each key and namespace, and their results."""
+        """Add the rows of a part; if asked, return the first rows of keys and namespaces, keys or None, and results."""
         nulls, config = part.of(column.nulls), self.descriptor.ttl_config if self.ttl else None
         touched = aggregation_kernels.add_many(
             self._table_of(part.is_spaced, True), part.keys, part.of(column.values), plan, nulls=nulls,
@@ -302,11 +305,11 @@ class HeapAddingColumns(HeapSingleColumns, AddingColumns):
             return None
         found: Array | None = None
         if nulls is None:
-            first, values = touched
+            first, keys, values = touched
         else:
-            first, last = _touched(part)
+            keys, (first, last) = None, _touched(part)
             values, found = self._read(part.chosen(first, last))
-        return first if part.rows is None else part.rows[first], self._shown(values, found)
+        return first if part.rows is None else part.rows[first], keys, self._shown(values, found)
 
 
 def _touched(part: TableCall) -> tuple[Array, Array]:

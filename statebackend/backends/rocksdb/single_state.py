@@ -48,7 +48,7 @@ _ROWS_OF_A_PART = 4096
 
 
 class _DistinctKeys(NamedTuple):
-    """The distinct keys and namespaces of a call, in the order of their first rows."""
+    """The distinct keys and namespaces of a call, by key group, in a group in the order of their first rows."""
 
     keys: Any
     #: None: the call names no namespaces.
@@ -57,9 +57,10 @@ class _DistinctKeys(NamedTuple):
     numbers: int | Array
 
     def chosen(self, rows: Array) -> _DistinctKeys:
-        """Some of them, for a table."""
+        """Some of them."""
         numbers = self.numbers[rows] if isinstance(self.numbers, np.ndarray) else self.numbers
-        return self._replace(keys=chosen_rows(self.keys, rows), numbers=numbers)
+        spaces = None if self.spaces is None else self.spaces.take(rows)
+        return _DistinctKeys(take_rows(self.keys, rows), spaces, numbers)
 
 
 def _number_in_table(spaces: NamespaceColumn | None) -> int | Array:
@@ -114,6 +115,7 @@ class RocksDbAddingColumns(RocksDbSingleColumns, AddingColumns):
         self, call: VectorisedCall, column: Column, plan: AddPlan, return_changed: bool
     ) -> tuple[Any, ...] | None:
         touched = _touched(call.keys, call.namespaces)
+        touched = touched.chosen(np.argsort(self._backend.groups_of(touched.keys), kind="stable"))
         with self._backend.column_call():
             self._note_namespace(call.namespaces)
             table = self._added(call, column, plan, touched)
@@ -156,7 +158,7 @@ class RocksDbAddingColumns(RocksDbSingleColumns, AddingColumns):
         there, _, _, ends, values = seen_values(
             found.view(np.uint8), offsets, data, lifetime, now, False, False, width
         )
-        known, numbers = touched.chosen(there), _number_in_table(call.namespaces)
+        known, numbers = touched.chosen(np.flatnonzero(there)), _number_in_table(call.namespaces)
 
         def added(layout: Any, before: Any, new: Any, plan: AddPlan) -> tuple[StateTable, Any, Array]:
             """What the keys have when the rows are added to what they had before; and the table that tells it."""
