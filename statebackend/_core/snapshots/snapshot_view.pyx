@@ -20,6 +20,9 @@ from statebackend._core.tables.state_table cimport StateTable
 
 from statebackend.errors import ClosedError, KeyGroupError, UsageError
 
+cdef enum:
+    AHEAD = 16                           # entries are prefetched this many rows ahead
+
 
 @cython.final
 @cython.no_gc_clear                      # its end is told to the owner
@@ -129,7 +132,7 @@ cdef class SnapshotView(Moment):
                 if directory != NULL and directory.size:
                     found.append((group, directory.size, <uint64_t><uintptr_t>directory))
                     n += directory.size
-            addresses = np.empty(n, dtype=np.uint64)
+            addresses = np.empty(n + 1, dtype=np.uint64)
             rows = addresses
             n = 0
             for _, _, place in found:
@@ -141,42 +144,43 @@ cdef class SnapshotView(Moment):
             self.end_reading()
         groups = np.repeat(np.array([group for group, _, _ in found], dtype=np.int64),
                            np.array([size for _, size, _ in found], dtype=np.int64))
-        return new_rows(table, self, addresses, groups, np.ones(n, dtype=np.bool_))
+        return new_rows(table, self, addresses[:n], groups, np.ones(n, dtype=np.bool_))
 
 
 cdef void collect_entries(Core *core, Directory *directory, uint64_t *rows) noexcept nogil:
-    """Addresses of all entries that a directory's pages name.
+    """Addresses of all entries that a directory's pages name: the heads of the chains, then what follows in these.
 
     `next_entry` over the past: it touches nothing that the live map changes, on a thread that may not be the map's.
+    Each loop writes before it knows whether there is an entry, because no processor foresees that. So `rows` has room
+    for one more.
     """
     cdef uint32_t *refs = <uint32_t *>(<char *>directory + sizeof(Directory))
-    cdef uint64_t n = 0
-    n = collect_pages(core, refs, directory.primary_capacity, directory.rehash_index, rows, n)
+    cdef uint64_t n = 0, i = 0
+    cdef uint32_t slot
+    n = collect_heads(core, refs, directory.primary_capacity, directory.rehash_index, rows, n)
     if directory.secondary_capacity:
-        collect_pages(core, refs + directory.primary_pages, directory.secondary_capacity, 0, rows, n)
+        n = collect_heads(core, refs + directory.primary_pages, directory.secondary_capacity, 0, rows, n)
+    while i < n:
+        if i + AHEAD < n:
+            prefetch(<void *><uintptr_t>rows[i + AHEAD])
+        slot = (<Entry *><uintptr_t>rows[i]).next
+        rows[n] = <uint64_t><uintptr_t>entry_at(core, slot)
+        n += slot != 0
+        i += 1
 
 
-cdef uint64_t collect_pages(Core *core, uint32_t *refs, uint32_t capacity, uint32_t begin, uint64_t *rows,
+cdef uint64_t collect_heads(Core *core, uint32_t *refs, uint32_t capacity, uint32_t begin, uint64_t *rows,
                             uint64_t n) noexcept nogil:
-    cdef uint32_t index = begin, slot, ahead
+    cdef uint32_t index = begin, end, slot
     cdef uint32_t *page
-    cdef Entry *entry
     while index < capacity:
-        if refs[index >> PAGE_SHIFT] == 0:
-            index = (index | (PAGE_BUCKETS - 1)) + 1
-            continue
-        page = <uint32_t *>address(core.arena, refs[index >> PAGE_SHIFT])
-        while True:
-            ahead = (index & (PAGE_BUCKETS - 1)) + 16
-            if ahead < PAGE_BUCKETS and index + 16 < capacity and page[ahead]:
-                prefetch(address(core.arena, page[ahead]))
-            slot = page[index & (PAGE_BUCKETS - 1)]
-            while slot:
-                entry = entry_at(core, slot)
-                rows[n] = <uint64_t><uintptr_t>entry
-                n += 1
-                slot = entry.next
-            index += 1
-            if index >= capacity or index & (PAGE_BUCKETS - 1) == 0:
-                break
+        end = min(capacity, (index | (PAGE_BUCKETS - 1)) + 1)
+        if refs[index >> PAGE_SHIFT] != 0:
+            page = <uint32_t *>address(core.arena, refs[index >> PAGE_SHIFT])
+            while index < end:
+                slot = page[index & (PAGE_BUCKETS - 1)]
+                rows[n] = <uint64_t><uintptr_t>entry_at(core, slot)
+                n += slot != 0
+                index += 1
+        index = end
     return n
