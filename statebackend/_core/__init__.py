@@ -67,9 +67,10 @@ Three words that come up everywhere:
 
 Where something new goes:
 
-    a value type    Usually nothing here changes: a type with a serializer is stored as its bytes. For a native form,
-                    add a FORM_ and its two conversions to `codecs/key_value_codecs.pyx`; for another number, a code and
-                    the conversions to `tables/values.pxd`. Only a value that owns memory in a new way needs a
+    a value type    Its row goes into `types/layout.py`, the one table of types; docs/internals/entry.md lists the other
+                    files. Here it needs a number in `TypeCode` of `tables/values.pxd`. A time also needs its
+                    conversions in `codecs/type_codec.pyx`. With the number of TYPE_OTHER it is stored as its
+                    serializer's bytes, and nothing here changes. Only a value that owns memory in a new way needs a
                     ValueKind in `cow_map.pxd`, with its cases in `payload_ref`, `payload_drop` and `put_value`.
     a handle        A module in `handles`, with a class that derives from `Handle`, or from `SingleHandle` if there is
                     one value for a key; `handles/__init__.py` lists the modules. The heap backend then gives it a face
@@ -77,6 +78,6 @@ Where something new goes:
     a kernel        A module in `kernels`, with a `BlockFunction`: it takes up to 32 rows and their maps. Sorting,
                     threads and undoing come from `BatchCall`; see `batch_kernels.pxd`.
 
-Each new module needs a line in the table MODULES of `setup.py`. What is used once per record and needed by other
-modules is a `cdef inline` in a `.pxd`.
+`setup.py` finds each new module. A function that is used once per record and needed by other modules is a `cdef inline`
+in a `.pxd`.
 """

@@ -1,7 +1,7 @@
 """One row for each type of value: how it is stored, and under which names the rest of the world knows it.
 
 Everything that tells types apart reads this table: conversions, encoders, columns, the compiled core. To add a type of
-value, add its row; docs/internals/codecs.md has the other steps.
+value, add its row; docs/internals/entry.md has the other steps.
 
 >>> LAYOUTS["SHORT"].family, LAYOUTS["SHORT"].width, str(LAYOUTS["SHORT"].arrow)
 ('integer', 2, 'int16')

@@ -42,7 +42,7 @@ MAP_ITER = Stated(
 MAP_FOR = Stated("state/map.md", "| `for key in state` | As `keys`. | O(entries) |")
 SAVEPOINT = Stated("savepoints.md", "It takes time in proportion to the entries and timers that are there.")
 RESTORE = Stated("checkpoints.md", "A restore costs what the checkpoint holds, entries and timers.")
-COUNTING = Stated("internals/marks.md", "in time for each mark that was opened since")
+COUNTING = Stated("internals/map.md", "in time for each mark that was opened since")
 SHRINKS = Stated("internals/map.md", "one move for each entry that went")
 LIST_KEPT = Stated(
     "state/list.md", "Elements that have expired, and that nothing has removed yet, count, too."

@@ -252,9 +252,10 @@ def test_the_page_shows_every_folder_on_its_floor() -> None:
 
 
 @reads_sources
-def test_the_page_sends_readers_to_what_is_there() -> None:
-    page = (ROOT / "docs/internals/house.md").read_text(encoding="utf-8")
-    named = re.findall(r"`((?:[a-z_]+/)+(?:\w+\.\w+)?)`", page)
+@pytest.mark.parametrize("page", ["house", "batch", "entry", "commit"])
+def test_the_page_sends_readers_to_what_is_there(page: str) -> None:
+    text = (ROOT / f"docs/internals/{page}.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:[a-z_]+/)+(?:\w+\.\w+)?)`", text)
     assert len(named) > 15
     assert [each for each in named if not ((SOURCES / each).exists() or (ROOT / each).exists())] == []
 
