@@ -228,7 +228,7 @@ class BatchProcessFunction(ProcessFunction, ABC):
     >>> from statebackend.testing import Harness
     >>> with Harness(Sums(), str, key="user", schema="user string, sum bigint") as harness:
     ...     harness.process_batch(pa.table({"user": ["a", "b", "a"], "n": [1, 2, 3]}))
-    [Row(user='a', sum=4), Row(user='b', sum=2)]
+    [Row(user='b', sum=2), Row(user='a', sum=4)]
     """
 
     @abstractmethod

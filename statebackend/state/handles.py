@@ -375,7 +375,7 @@ class AggregatingState(AddingState[IN, OUT]):
     >>> mean = keyed.get_aggregating_state(AggregatingStateDescriptor("mean", "avg", int))
     >>> keys, means = mean.add_many(["a", "b", "a"], [3, 1, 4], return_changed=True)
     >>> dict(zip(keys.to_pylist(), means.to_pylist()))
-    {'a': 3.5, 'b': 1.0}
+    {'b': 1.0, 'a': 3.5}
     """
 
     __slots__ = ()

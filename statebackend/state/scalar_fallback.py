@@ -9,7 +9,7 @@ first, then apply rows in order, at one ``now`` or each at its own time; an erro
 >>> total = keyed.get_reducing_state(ReducingStateDescriptor("total", "sum", int))
 >>> keys, totals = add_many(CallRows(total, [1, 2, 1]), [10, 20, 30], None, True, None)
 >>> keys.to_pylist(), totals.to_pylist()
-([1, 2], [40, 20])
+([2, 1], [20, 40])
 """
 
 from __future__ import annotations
