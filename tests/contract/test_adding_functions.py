@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import statebackend as sb
-from statebackend.backends.heap import column_methods as on_heap
+from statebackend.backends.heap import state_handles as on_heap
 from statebackend.backends.rocksdb import single_state as on_rocksdb
 from statebackend.testing import ManualClock
 
