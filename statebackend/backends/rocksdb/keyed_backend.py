@@ -22,9 +22,8 @@ from statebackend._core.rocksdb.overlay.key_changes import CLEARED, NOT_NOTED
 from statebackend._core.rocksdb.overlay.keyed_store import KeyedStore, Table
 from statebackend._core.rocksdb.overlay.ordered_reads import read_many
 from statebackend.backends.rocksdb.change_log import ChangeLog, Segment
-from statebackend.backends.rocksdb.column_methods import chosen_rows
 from statebackend.backends.rocksdb.family_reader import FamilyReader
-from statebackend.backends.rocksdb.family_states import RocksDbListState, RocksDbMapState
+from statebackend.backends.rocksdb.family_states import RocksDbListState, RocksDbMapState, chosen_rows
 from statebackend.backends.rocksdb.native_base import NativeBase, NativeStates, can_be_native
 from statebackend.backends.rocksdb.native_families import BY_TIME
 from statebackend.backends.rocksdb.native_rows import open_native_rows

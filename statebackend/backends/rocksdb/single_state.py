@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from statebackend._core.kernels import aggregation_kernels, batch_kernels
 from statebackend._core.rocksdb.handles.single_family_handles import AddingHandle, ValueHandle
@@ -25,16 +26,18 @@ from statebackend._core.rocksdb.overlay.sorted_rows import order_and_places, pic
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
-from statebackend.backends.rocksdb.column_methods import (
-    RocksDbSingleColumns,
-    RocksDbValueColumns,
-    chosen_rows,
-)
-from statebackend.backends.rocksdb.family_states import RocksDbState
+from statebackend.backends.rocksdb.family_states import RocksDbState, chosen_rows
 from statebackend.columns.codec_factory import holds_references, value_bytes, value_codec
 from statebackend.columns.nested_columns import decoded_keys
 from statebackend.columns.stored_columns import Array, Column, serialised_column, stored_column
-from statebackend.columns.vectorised_call import AddingColumns, VectorisedCall, adding_plan, is_decoded
+from statebackend.columns.vectorised_call import (
+    AddingColumns,
+    SingleColumns,
+    ValueColumns,
+    VectorisedCall,
+    adding_plan,
+    is_decoded,
+)
 from statebackend.keys import NamespaceColumn, canonical_column, count_of, take_rows
 from statebackend.state import AggregatingState, FoldingState, ReducingState
 
@@ -101,7 +104,54 @@ def _distinct(canonical: Any) -> Any:
     )
 
 
-class RocksDbAddingColumns(RocksDbSingleColumns, AddingColumns):
+class RocksDbSingleState(RocksDbState, SingleColumns):
+    """One value for a key: its timestamp, if there is a time to live, and its bytes."""
+
+    unexpired: Callable[[bytes], Any]
+    stored: Callable[..., bytes]
+
+    def _merge_by(self, merge: Callable[[Any, Any], Any], a: bytes, b: bytes) -> bytes | None:
+        first, second = self.unexpired(a), self.unexpired(b)
+        if first is None and second is None:
+            return None
+        if first is None or second is None:
+            return self.stored(second if first is None else first)
+        latest = max(self.stamps_of(a) + self.stamps_of(b)) if self.in_event_time else None
+        return self.stored(self._backend._run(merge, first, second), latest)
+
+    def _clear_column(self, call: VectorisedCall) -> None:
+        places = self._places_of(call)
+        with self._backend.column_call():
+            self._note_namespace(call.namespaces)
+            self._store.delete_many(self.table, *places)
+
+    def _find_column(self, call: VectorisedCall) -> pa.BooleanArray:
+        places = self._places_of(call)
+        with self._backend.column_call():
+            found, offsets, data = self._store.get_many(self.table, *places)
+            now = self._call_time() if self.ttl else 0
+            shows = self.shows_expired
+            valid, *_ = seen_values(found.view(np.uint8), offsets, data, self.ttl, now, shows, False)
+        return pa.array(valid)
+
+
+class RocksDbValueState(ValueHandle, RocksDbSingleState, ValueColumns):
+    """A value."""
+
+    def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
+        RocksDbState.__init__(self, backend, descriptor, descriptor.type)
+
+    def _write_column(self, call: VectorisedCall, column: Column) -> None:
+        runs, places = serialised_column(column.values), self._places_of(call)
+        with self._backend.column_call():
+            stamps = self._stamps(len(call))
+            self._note_namespace(call.namespaces)
+            entries = runs if stamps is None else join_values(*runs, stamps)
+            nulls = None if column.nulls is None else column.nulls.view(np.uint8)
+            self._store.put_many(self.table, *places, *entries, nulls)
+
+
+class RocksDbAddingState(RocksDbSingleState, AddingColumns):
     """Reducing, aggregating and folding states."""
 
     # Of the handles.
@@ -199,30 +249,7 @@ class RocksDbAddingColumns(RocksDbSingleColumns, AddingColumns):
         return touched._replace(keys=keys[np.argsort(self._backend.groups_of(keys), kind="stable")])
 
 
-class RocksDbSingleState(RocksDbSingleColumns, RocksDbState):
-    """One value for a key: its timestamp, if there is a time to live, and its bytes."""
-
-    unexpired: Callable[[bytes], Any]
-    stored: Callable[..., bytes]
-
-    def _merge_by(self, merge: Callable[[Any, Any], Any], a: bytes, b: bytes) -> bytes | None:
-        first, second = self.unexpired(a), self.unexpired(b)
-        if first is None and second is None:
-            return None
-        if first is None or second is None:
-            return self.stored(second if first is None else first)
-        latest = max(self.stamps_of(a) + self.stamps_of(b)) if self.in_event_time else None
-        return self.stored(self._backend._run(merge, first, second), latest)
-
-
-class RocksDbValueState(ValueHandle, RocksDbValueColumns, RocksDbSingleState):
-    """A value."""
-
-    def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
-        RocksDbState.__init__(self, backend, descriptor, descriptor.type)
-
-
-class RocksDbReducingState(AddingHandle, RocksDbAddingColumns, RocksDbSingleState, ReducingState):
+class RocksDbReducingState(AddingHandle, RocksDbAddingState, ReducingState):
     """A reduced value."""
 
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
@@ -232,7 +259,7 @@ class RocksDbReducingState(AddingHandle, RocksDbAddingColumns, RocksDbSingleStat
         return self._merge_by(self.descriptor.reduce, a, b)
 
 
-class RocksDbAggregatingState(AddingHandle, RocksDbAddingColumns, RocksDbSingleState, AggregatingState):
+class RocksDbAggregatingState(AddingHandle, RocksDbAddingState, AggregatingState):
     """An accumulator of an aggregate."""
 
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
@@ -244,7 +271,7 @@ class RocksDbAggregatingState(AddingHandle, RocksDbAddingColumns, RocksDbSingleS
         return self._merge_by(self.descriptor.aggregate.merge, a, b)
 
 
-class RocksDbFoldingState(AddingHandle, RocksDbAddingColumns, RocksDbSingleState, FoldingState):
+class RocksDbFoldingState(AddingHandle, RocksDbAddingState, FoldingState):
     """An accumulator of a fold."""
 
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:

@@ -26,8 +26,8 @@ from statebackend._core.rocksdb.overlay.key_changes import CLEARED, KeyChanges
 from statebackend._core.rocksdb.overlay.merging_iterator import MergingIterator
 from statebackend._core.rocksdb.overlay.sorted_rows import are_below, picked
 from statebackend.backends.rocksdb.change_log import Segment
-from statebackend.backends.rocksdb.column_methods import chosen_rows
 from statebackend.backends.rocksdb.family_reader import Array, FamilyReader, Runs, groups_of
+from statebackend.backends.rocksdb.family_states import chosen_rows
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed import ExpiredAt, Source
 from statebackend.checkpoint.keyed import compiled_backend as compiled
