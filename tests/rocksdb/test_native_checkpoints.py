@@ -411,7 +411,7 @@ def test_without_the_library(tmp_path: Path, native: Any, monkeypatch: pytest.Mo
         def missing() -> None:
             raise BackendUnavailableError("there is no library")
 
-        monkeypatch.setattr("statebackend.backends.rocksdb.native_rows.load_library", missing)
+        monkeypatch.setattr("statebackend.backends.rocksdb.native_base.load_library", missing)
         with pytest.raises(
             BackendUnavailableError, match="has files of RocksDB, whose library is not available"
         ):

@@ -24,9 +24,13 @@ from statebackend._core.rocksdb.overlay.ordered_reads import read_many
 from statebackend.backends.rocksdb.change_log import ChangeLog, Segment
 from statebackend.backends.rocksdb.family_reader import FamilyReader
 from statebackend.backends.rocksdb.family_states import RocksDbListState, RocksDbMapState, chosen_rows
-from statebackend.backends.rocksdb.native_base import NativeBase, NativeStates, can_be_native
+from statebackend.backends.rocksdb.native_base import (
+    NativeBase,
+    NativeStates,
+    can_be_native,
+    open_native_rows,
+)
 from statebackend.backends.rocksdb.native_families import BY_TIME
-from statebackend.backends.rocksdb.native_rows import open_native_rows
 from statebackend.backends.rocksdb.native_snapshot import NativeSnapshot, snapshot_to_adopt
 from statebackend.backends.rocksdb.row_loader import load
 from statebackend.backends.rocksdb.scratch import Scratch

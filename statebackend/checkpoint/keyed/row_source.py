@@ -207,7 +207,7 @@ def stamp_count(batch: pa.RecordBatch) -> int:
 
 #: The kind of such files.
 NATIVE = "sst"
-_READER = "statebackend.backends.rocksdb.native_rows"
+_READER = "statebackend.backends.rocksdb.native_base"
 
 
 class NativeRows(NamedTuple):
