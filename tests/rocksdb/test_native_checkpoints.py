@@ -19,7 +19,7 @@ from simulated_objects import Bucket, SimulatedObjectCalls
 import statebackend as sb
 from statebackend import types
 from statebackend.backends import create_backend
-from statebackend.backends.rocksdb.native_families import FAMILIES, FORMAT
+from statebackend.backends.rocksdb.native_snapshot import FAMILIES, FORMAT
 from statebackend.checkpoint import DataWriter
 from statebackend.checkpoint.files.object_store import ObjectFiles
 from statebackend.checkpoint.keyed import chain
@@ -444,7 +444,7 @@ def test_a_file_that_is_not_as_it_was_written(
 def test_a_newer_format_is_refused(tmp_path: Path, native: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_store(tmp_path / "store") as store, native() as keyed:
         keyed.get_value_state(COUNT).update_many([1], [1])
-        monkeypatch.setattr("statebackend.backends.rocksdb.native_families.FORMAT", FORMAT + 1)
+        monkeypatch.setattr("statebackend.backends.rocksdb.native_snapshot.FORMAT", FORMAT + 1)
         committed = commit(keyed, store, 0)
         monkeypatch.undo()
         families = natives(committed)[FAMILIES]

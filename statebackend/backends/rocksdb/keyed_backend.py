@@ -30,8 +30,7 @@ from statebackend.backends.rocksdb.native_base import (
     can_be_native,
     open_native_rows,
 )
-from statebackend.backends.rocksdb.native_families import BY_TIME
-from statebackend.backends.rocksdb.native_snapshot import NativeSnapshot, snapshot_to_adopt
+from statebackend.backends.rocksdb.native_snapshot import BY_TIME, NativeSnapshot, snapshot_to_adopt
 from statebackend.backends.rocksdb.row_loader import load
 from statebackend.backends.rocksdb.scratch import Scratch
 from statebackend.backends.rocksdb.settings import Settings

@@ -26,17 +26,18 @@ from statebackend._core.rocksdb.overlay.composite_keys import group_prefix
 from statebackend._core.rocksdb.overlay.merging_iterator import MergingIterator
 from statebackend.backends.rocksdb.family_reader import FamilyReader, groups_of
 from statebackend.backends.rocksdb.library_location import load_library
-from statebackend.backends.rocksdb.native_families import (
+from statebackend.backends.rocksdb.native_snapshot import (
     BY_TIME,
     FAMILIES,
+    SST,
     NativeFamily,
+    NativeSnapshot,
     StandInDescriptor,
     UndeclaredTable,
     families_bytes,
     has_stand_ins,
     stand_in_descriptor,
 )
-from statebackend.backends.rocksdb.native_snapshot import SST, NativeSnapshot
 from statebackend.backends.rocksdb.row_loader import load
 from statebackend.backends.rocksdb.scratch import Scratch
 from statebackend.backends.rocksdb.settings import Settings
