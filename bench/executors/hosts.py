@@ -11,7 +11,7 @@ from typing import Any
 
 from statebackend.checkpoint import StateSnapshot
 from statebackend.cluster.host import DRIVERS_LINK, HostPlan, connect_pulse, environment
-from statebackend.cluster.store_probe import leave_token
+from statebackend.cluster.host_files import leave_token
 from statebackend.cluster.wire import Link, LinkError, connect
 from statebackend.keys import range_for
 

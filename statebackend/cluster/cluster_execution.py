@@ -22,7 +22,7 @@ import pyarrow as pa
 from statebackend.checkpoint import Checkpoint, CheckpointStore, StateSnapshot, StoredFile
 from statebackend.checkpoint.files import scheme_of
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
-from statebackend.cluster import store_probe
+from statebackend.cluster import host_files
 from statebackend.cluster.host import HostPlan
 from statebackend.cluster.host_options import HostOptions
 from statebackend.cluster.hosts import Answer, HostLostError, Hosts, Question, TooFewHostsError
@@ -134,7 +134,7 @@ class ClusterExecution(Execution):
         self._secret = secrets.token_bytes(32)
         self._writer = store.data_writer()
         #: What hosts read to see that they see this store.
-        self._token: store_probe.Token | None = None
+        self._token: host_files.Token | None = None
         #: True once a task has reached all hosts.
         self._has_probed = False
         #: The newest checkpoint, which hosts restore; None if there is none.
@@ -162,7 +162,7 @@ class ClusterExecution(Execution):
         self._hosts.has_ended = engine.has_ended
         self._hosts.is_job = engine.is_job
         try:
-            self._token = store_probe.leave_token(self._writer)
+            self._token = host_files.leave_token(self._writer)
             host, port = self._hosts.address
             is_far = scheme_of(store.uri) not in (None, "file")
             for number in range(parallelism):
@@ -192,8 +192,8 @@ class ClusterExecution(Execution):
         return Question("restore", {"checkpoint": self._committed_id, "token": self._token})
 
     def _check_token(self, answer: Answer) -> None:
-        store_probe.check_token(self._writer, answer["token"], "a host")
-        store_probe.remove_token(self._writer, answer["token"])
+        host_files.check_token(self._writer, answer["token"], "a host")
+        host_files.remove_token(self._writer, answer["token"])
 
     def _ready(self) -> list[tuple[str, int]]:
         """The addresses of hosts, once there is one for each range.
@@ -346,7 +346,7 @@ class ClusterExecution(Execution):
         finally:
             self._engine.close()
             if self._token is not None:
-                store_probe.remove_token(self._writer, self._token)
+                host_files.remove_token(self._writer, self._token)
 
 
 def needed_bytes(job: Job, memory: int) -> int:

@@ -42,7 +42,7 @@ from statebackend._version import __version__
 from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, StoredFile
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
-from statebackend.cluster import store_probe
+from statebackend.cluster import host_files
 from statebackend.cluster.failures import described
 from statebackend.cluster.host_files import FilesWithCopies, HostFiles, folder_of_copies
 from statebackend.cluster.shuffle_pieces import Attempt, PieceId, PieceSum
@@ -291,7 +291,7 @@ class Host:
 
     def _restore(self, message: Message) -> dict[str, Any]:
         plan, header = self._plan, message.header
-        store_probe.check_token(plan.writer, header["token"], "the driver")
+        host_files.check_token(plan.writer, header["token"], "the driver")
         newest = None if header["checkpoint"] is None else self._store.open(header["checkpoint"])
         source = newest or plan.source
         began = time.perf_counter()
@@ -312,7 +312,7 @@ class Host:
         )
         self._at = header["checkpoint"]
         seconds = time.perf_counter() - began
-        return {"seconds": seconds, "token": store_probe.leave_token(plan.writer)}
+        return {"seconds": seconds, "token": host_files.leave_token(plan.writer)}
 
     def _try_of(self, message: Message) -> Attempt:
         return Attempt(self._plan.writer.epoch, message.header["batch"], message.header["attempt"])

@@ -116,7 +116,7 @@ def test_a_host_that_sees_another_folder_is_refused_before_the_first_batch(tmp_p
 def test_a_host_whose_files_the_driver_does_not_see_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave = host.store_probe.leave_token
+    leave = host.host_files.leave_token
 
     def lost(writer: Any) -> Any:
         token = leave(writer)
@@ -125,7 +125,7 @@ def test_a_host_whose_files_the_driver_does_not_see_is_refused(
                 each.unlink()
         return token
 
-    monkeypatch.setattr(host.store_probe, "leave_token", lost)
+    monkeypatch.setattr(host.host_files, "leave_token", lost)
     # The driver's own is one that hosts do not find.
     unseen = pytest.raises(sb.UsageError, match="cannot be read here")
     with closing(HostQuery(tmp_path, JOB, 1)) as query, unseen:
@@ -136,7 +136,7 @@ def test_full_disk_is_named_when_hosts_start(small_disk: Path) -> None:
     with sb.CheckpointStore(small_disk / "state").open_for_writing(key_type=int, max_parallelism=4) as store:
         fill(small_disk / "ballast")
         with pytest.raises(sb.StoreError, match="No space left"):
-            host.store_probe.leave_token(store.data_writer())
+            host.host_files.leave_token(store.data_writer())
         (small_disk / "ballast").unlink()
 
 
