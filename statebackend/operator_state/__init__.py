@@ -10,12 +10,12 @@
 """
 
 from statebackend.operator_state.operator_backend import OperatorStateBackend
+from statebackend.operator_state.operator_snapshots import OperatorContents, redistribute
 from statebackend.operator_state.operator_states import (
     BroadcastState,
     OperatorListState,
     ReadOnlyBroadcastState,
 )
-from statebackend.operator_state.redistribution import OperatorContents, redistribute
 
 __all__ = [
     "BroadcastState",

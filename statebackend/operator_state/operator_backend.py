@@ -14,21 +14,19 @@ from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.checkpoint.store.store import target_for
 from statebackend.errors import ClosedError, StateMigrationError, UsageError, overlapping_call
 from statebackend.operator_state.operator_snapshots import (
+    BROADCAST,
     PART,
+    SPLIT,
+    UNION,
+    OperatorContents,
     OperatorSnapshot,
     StateView,
+    redistribute,
     restored_contents,
     savepoint_contents,
     write_savepoint,
 )
 from statebackend.operator_state.operator_states import BroadcastState, OperatorListState
-from statebackend.operator_state.redistribution import (
-    BROADCAST,
-    SPLIT,
-    UNION,
-    OperatorContents,
-    redistribute,
-)
 from statebackend.state import (
     BackendMark,
     ListStateDescriptor,
