@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from statebackend.backends.reference.base_state import StampedValue
-from statebackend.backends.reference.nested_table import EntryKey
+from statebackend.backends.reference.base_state import EntryKey, StampedValue
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed import ExpiredAt, Source, state_schema
 from statebackend.checkpoint.keyed.chain import ChangePoints, Point

@@ -12,14 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from statebackend.backends.reference.base_state import ReferenceState
+from statebackend.backends.reference.base_state import EntryKey, Journal, NestedTable, ReferenceState
 from statebackend.backends.reference.checkpoint_rows import (
     ReferencePoints,
     ReferenceRows,
     StateCopies,
     load,
 )
-from statebackend.backends.reference.nested_table import EntryKey, Journal, NestedTable
 from statebackend.backends.reference.state_handles import (
     ReferenceAggregatingState,
     ReferenceFoldingState,

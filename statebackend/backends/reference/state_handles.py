@@ -25,8 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from statebackend.backends.reference.base_state import ReferenceState, StampedValue
-from statebackend.backends.reference.nested_table import EntryKey
+from statebackend.backends.reference.base_state import EntryKey, ReferenceState, StampedValue
 from statebackend.errors import SerializationError
 from statebackend.keys import key_encoder
 from statebackend.state import (
