@@ -41,9 +41,8 @@ import statebackend as sb
 from bench.common.report import Report
 from bench.executors.hosts import Hosts, count_rows
 from statebackend.checkpoint.files import PosixFiles
-from statebackend.cluster.cluster_execution import ClusterExecution, Engine
+from statebackend.cluster.cluster_execution import ClusterExecution, Engine, HostOptions
 from statebackend.cluster.host import HostPlan
-from statebackend.cluster.host_options import HostOptions
 from statebackend.cluster.shuffle_partitioner import TaskSurvey
 from statebackend.cluster.shuffle_pieces import PieceSum
 from statebackend.cluster.shuffle_sender import ShufflePlan, TaskReport

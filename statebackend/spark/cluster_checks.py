@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from statebackend.cluster.host_options import HostOptions
+from statebackend.cluster.cluster_execution import HostOptions
 from statebackend.cluster.hosts import TELL
 from statebackend.errors import UsageError
 from statebackend.spark.session import is_connect, is_set

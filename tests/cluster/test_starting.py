@@ -25,8 +25,8 @@ import statebackend as sb
 from statebackend.backends.heap import HeapBackend
 from statebackend.cluster import host
 from statebackend.cluster import hosts as cluster_hosts
+from statebackend.cluster.cluster_execution import HostOptions
 from statebackend.cluster.host import Host
-from statebackend.cluster.host_options import HostOptions
 from statebackend.cluster.hosts import _MOST_REFUSALS, Hosts, Question
 from statebackend.cluster.wire import LinkError
 from statebackend.runtime import Job

@@ -10,8 +10,7 @@ from any_checkpoint import read_rows
 from thread_cluster import ThreadCluster, batch_of
 
 import statebackend as sb
-from statebackend.cluster.cluster_execution import ClusterExecution
-from statebackend.cluster.host_options import HostOptions
+from statebackend.cluster.cluster_execution import ClusterExecution, HostOptions
 from statebackend.runtime import BatchSource, CommittedBatch, Job, Runner
 from statebackend.runtime.batch_progress import Stopwatch
 from statebackend.types import of

@@ -16,7 +16,7 @@ from raw_links import LONG, wait_until
 from thread_cluster import ThreadCluster
 
 import statebackend as sb
-from statebackend.cluster.host_options import HostOptions
+from statebackend.cluster.cluster_execution import HostOptions
 from statebackend.runtime import Job
 
 PARALLELISM, PARTITIONS = 2, 2

@@ -22,8 +22,8 @@ from host_worlds import JOB, PARALLELISM, ROWS, ticks
 from processes import environment
 from thread_cluster import ThreadCluster
 
+from statebackend.cluster.cluster_execution import HostOptions
 from statebackend.cluster.host import Host, HostPlan
-from statebackend.cluster.host_options import HostOptions
 
 
 class Orders:
