@@ -66,6 +66,7 @@ from statebackend.types.serializers import serializer_for
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed_backend import RocksDbKeyedBackend
 
+#: Offsets and bytes.
 Runs = tuple[Array, Array]
 
 #: In front of each value of a state with a time to live.

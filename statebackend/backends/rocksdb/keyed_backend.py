@@ -22,7 +22,6 @@ from statebackend._core.rocksdb.overlay.key_changes import CLEARED, NOT_NOTED
 from statebackend._core.rocksdb.overlay.keyed_store import KeyedStore, Table
 from statebackend._core.rocksdb.overlay.ordered_reads import read_many
 from statebackend.backends.rocksdb.change_log import ChangeLog, Segment
-from statebackend.backends.rocksdb.family_reader import FamilyReader
 from statebackend.backends.rocksdb.family_states import RocksDbListState, RocksDbMapState, chosen_rows
 from statebackend.backends.rocksdb.native_base import (
     NativeBase,
@@ -40,7 +39,12 @@ from statebackend.backends.rocksdb.single_state import (
     RocksDbReducingState,
     RocksDbValueState,
 )
-from statebackend.backends.rocksdb.snapshot_source import RocksDbChanges, RocksDbPoints, RocksDbView
+from statebackend.backends.rocksdb.snapshot_source import (
+    FamilyReader,
+    RocksDbChanges,
+    RocksDbPoints,
+    RocksDbView,
+)
 from statebackend.backends.rocksdb.statistics import figures_of_database, figures_of_state
 from statebackend.backends.rocksdb.timer_service import RocksDbTimers
 from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, Snapshot, StateSnapshot

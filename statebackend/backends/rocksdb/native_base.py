@@ -24,7 +24,6 @@ from statebackend._core.rocksdb.binding.callbacks import ExpiryRules
 from statebackend._core.rocksdb.binding.library import version
 from statebackend._core.rocksdb.overlay.composite_keys import group_prefix
 from statebackend._core.rocksdb.overlay.merging_iterator import MergingIterator
-from statebackend.backends.rocksdb.family_reader import FamilyReader, groups_of
 from statebackend.backends.rocksdb.library_location import load_library
 from statebackend.backends.rocksdb.native_snapshot import (
     BY_TIME,
@@ -41,7 +40,7 @@ from statebackend.backends.rocksdb.native_snapshot import (
 from statebackend.backends.rocksdb.row_loader import load
 from statebackend.backends.rocksdb.scratch import Scratch
 from statebackend.backends.rocksdb.settings import Settings
-from statebackend.backends.rocksdb.snapshot_source import RocksDbChanges
+from statebackend.backends.rocksdb.snapshot_source import FamilyReader, RocksDbChanges, groups_of
 from statebackend.checkpoint import Checkpoint, DataWriter, StateSnapshot, StoredFile
 from statebackend.checkpoint.files.store_files import storing
 from statebackend.checkpoint.format import GroupedBatch, Section

@@ -34,12 +34,13 @@ from statebackend._core.rocksdb.handles.value_layouts import join_lists, join_va
 from statebackend._core.rocksdb.overlay.composite_keys import compose_many
 from statebackend._core.rocksdb.overlay.keyed_store import Table
 from statebackend._core.rocksdb.overlay.sorted_rows import picked, sorted_order
-from statebackend.backends.rocksdb.family_reader import Array, Runs, groups_of, joined_runs
+from statebackend.backends.rocksdb.family_states import Runs
+from statebackend.backends.rocksdb.snapshot_source import groups_of, joined_runs
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed.description import value_role
 from statebackend.columns.codec_factory import holds_references
 from statebackend.columns.nested_columns import encoded_keys
-from statebackend.columns.stored_columns import serialised_column, value_column
+from statebackend.columns.stored_columns import Array, serialised_column, value_column
 from statebackend.keys import canonical_list, key_encoder
 from statebackend.state import from_arrow, has_objects
 from statebackend.types import Type

@@ -41,8 +41,7 @@ from statebackend._core.rocksdb.overlay.composite_keys import (
     parts_of,
 )
 from statebackend._core.rocksdb.overlay.keyed_store import KeyedStore, Table
-from statebackend.backends.rocksdb.family_reader import Runs
-from statebackend.backends.rocksdb.family_states import PRESENT
+from statebackend.backends.rocksdb.family_states import PRESENT, Runs
 from statebackend.backends.rocksdb.native_snapshot import BY_TIME
 from statebackend.backends.rocksdb.row_loader import SortBuffer, apply, composed_keys
 from statebackend.checkpoint.format import GroupedBatch, Op
