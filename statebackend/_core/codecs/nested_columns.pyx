@@ -10,7 +10,7 @@ A column is a tree, of one part for each type in its declared type:
 To write (`nested_writer`), a tree of `SourcePart` points into the buffers of an Arrow array, and a function walks down
 it once for each row, which appends the row's bytes. To read (`nested_reader`), a tree of `SinkPart` owns buffers that
 grow; the same walk takes the bytes of a row apart and appends each value to its part, which then is an Arrow array. The
-layouts of bytes are those of `statebackend.types.serializers.nested` and of `statebackend.keys.encoders`.
+layouts of bytes are those of `statebackend.types.serializers` and of `statebackend.keys.encoders`.
 
 Nothing here words an error. Whatever is not as it should be, and whatever Python's way would treat in a way of its
 own, ends the walk, and the function returns None: the caller then looks at each value in Python. So that is also what
