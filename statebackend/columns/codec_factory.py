@@ -25,13 +25,7 @@ from statebackend._core.codecs.type_codec import TypeCodec
 from statebackend._core.codecs.value_bytes import ValueBytes
 from statebackend.errors import SerializationError
 from statebackend.keys import key_encoder
-from statebackend.types import (
-    DecimalType,
-    RowType,
-    Type,
-    record_reader,
-    row_class,
-)
+from statebackend.types import DecimalType, RowType, Type, record_reader, row_class
 from statebackend.types.serializers import serializer_for
 
 

@@ -30,15 +30,7 @@ from statebackend.errors import SerializationError, SerializationTypeError, Usag
 from statebackend.keys import key_batches
 from statebackend.keys.columns import ByteRuns, as_columnar, encode_each, without_views
 from statebackend.keys.key_groups import key_group_of, spark_hash
-from statebackend.types import (
-    DecimalType,
-    RowType,
-    TupleType,
-    Type,
-    of,
-    record_builder,
-    record_reader,
-)
+from statebackend.types import DecimalType, RowType, TupleType, Type, of, record_builder, record_reader
 
 _LONG = struct.Struct("<q")
 _LENGTH = struct.Struct("<I")

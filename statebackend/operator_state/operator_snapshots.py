@@ -188,11 +188,7 @@ class OperatorSnapshot(Snapshot):
             sections = [section(name, self._views[name]) for name in sorted(self._views)]
             with self.writer.create("operator", subtask=self.contents.subtask_index) as file:
                 write_data_file(
-                    file,
-                    sections,
-                    extra={"part": PART},
-                    name=file.name,
-                    compression=self.writer.compression,
+                    file, sections, extra={"part": PART}, name=file.name, compression=self.writer.compression
                 )
                 self.contents = dataclasses.replace(self.contents, files=(file.finish(),))
         except BaseException as error:

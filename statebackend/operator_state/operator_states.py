@@ -396,11 +396,7 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
     def contents(self) -> dict[str, Any]:
         """Types and serialised entries, as plain data."""
         own = self._entries
-        return {
-            "mode": self.mode,
-            "config": self.descriptor.config(),
-            "entries": own.stored(own.by_key),
-        }
+        return {"mode": self.mode, "config": self.descriptor.config(), "entries": own.stored(own.by_key)}
 
     def view(self) -> StateView:
         """The entries as they are now. O(1)."""

@@ -330,10 +330,7 @@ def _parts(batch: Batch) -> Iterator[tuple[pa.RecordBatch, TimesOfRows | None]]:
             if times is None or by is None:
                 yield part, None
             else:
-                yield (
-                    part,
-                    TimesOfRows(times.own[at:end], by[at:end], times.is_null[at:end].view(np.uint8)),
-                )
+                yield (part, TimesOfRows(times.own[at:end], by[at:end], times.is_null[at:end].view(np.uint8)))
             at = end
 
 

@@ -38,12 +38,7 @@ _ANEW = "on_gap='restart_from_empty' goes on without the old state"
 
 
 def gap(
-    batch_id: int,
-    last: int | None,
-    uri: str,
-    *,
-    first_batch: int | None = None,
-    has_acted: bool = False,
+    batch_id: int, last: int | None, uri: str, *, first_batch: int | None = None, has_acted: bool = False
 ) -> BatchGapError:
     """The error for a batch that does not follow what is committed.
 
@@ -230,11 +225,7 @@ class Runner:
             source = without_dropped(source, self._store.done.dropped_states_of(None), self._store.uri)
         self._time.begin_with(source)
         return self._made_execution(
-            self._job,
-            self._key_type,
-            self._store,
-            source=source,
-            delivered=self._delivered,
+            self._job, self._key_type, self._store, source=source, delivered=self._delivered
         )
 
     @property

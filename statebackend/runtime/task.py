@@ -86,10 +86,7 @@ class Task:
         self.job = job
         self.metrics = Metrics()
         self.keyed = job.backend.create_keyed_backend(
-            key_type,
-            max_parallelism=job.max_parallelism,
-            key_group_range=key_group_range,
-            restore=restore,
+            key_type, max_parallelism=job.max_parallelism, key_group_range=key_group_range, restore=restore
         )
         self._timers = self.keyed.timers if self.keyed.has_timers else None
         self.operator: OperatorStateBackend = job.backend.create_operator_backend(
@@ -98,10 +95,7 @@ class Task:
         #: All restored states, until it is certain that the function requests them.
         self._restored = self._unrequested() if refuses_unrequested else []
         self._context = FunctionContext(
-            self.keyed,
-            self.operator,
-            self.metrics,
-            has_event_time=job.event_time is not None,
+            self.keyed, self.operator, self.metrics, has_event_time=job.event_time is not None
         )
         self._function: ProcessFunction | None = None
         self._last_id = restored_id

@@ -224,8 +224,7 @@ def _client() -> Any:
         return importlib.import_module("prometheus_client")
     except ImportError:
         raise UsageError(
-            "metrics for Prometheus need the package prometheus_client",
-            hint="pip install prometheus-client",
+            "metrics for Prometheus need the package prometheus_client", hint="pip install prometheus-client"
         ) from None
 
 

@@ -38,12 +38,7 @@ from statebackend.runtime import BatchSource, Job
 from statebackend.runtime.batch_identity import Identity
 from statebackend.runtime.batch_progress import Figures
 from statebackend.runtime.execution import Execution
-from statebackend.spark.cluster_checks import (
-    check_memory,
-    check_not_encrypted,
-    check_slots,
-    options_at,
-)
+from statebackend.spark.cluster_checks import check_memory, check_not_encrypted, check_slots, options_at
 from statebackend.spark.driver_mode import BatchRows, RunMode
 from statebackend.spark.heartbeats import COLUMN as HEARTBEAT
 from statebackend.spark.session import Query, QueryRun, column_types, is_connect, is_set
@@ -458,12 +453,7 @@ class ExecutorsMode(RunMode):
         check_not_encrypted(frame)
         if self._options.profile is None:  # else hosts have slots and memory of their own
             check_memory(frame, self._parallelism, needed_bytes(job, memory))
-            check_slots(
-                frame,
-                self._parallelism,
-                self._options.start_timeout,
-                slots_of_hosts,
-            )
+            check_slots(frame, self._parallelism, self._options.start_timeout, slots_of_hosts)
         options = options_at(frame, self._options)
 
         def make(*arguments: Any, **named: Any) -> ClusterExecution:

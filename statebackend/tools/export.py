@@ -16,12 +16,7 @@ from statebackend.checkpoint.keyed.description import StateDescription, differen
 from statebackend.checkpoint.keyed.savepoint_rows import ShownNamespaces, are_whole, keyed_part
 from statebackend.checkpoint.keyed.state_restore import keyed_snapshots
 from statebackend.checkpoint.store.savepoint_folder import PartWriter, Savepoint
-from statebackend.errors import (
-    CorruptCheckpointError,
-    SerializationError,
-    StoreError,
-    UsageError,
-)
+from statebackend.errors import CorruptCheckpointError, SerializationError, StoreError, UsageError
 from statebackend.keys import KeyGroupRange
 from statebackend.operator_state.operator_snapshots import operator_part, operator_snapshots
 from statebackend.tools.progress_line import Progress

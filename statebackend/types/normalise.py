@@ -14,15 +14,7 @@ import pyarrow as pa
 from statebackend.errors import SerializationError, UsageError
 from statebackend.types import model
 from statebackend.types.ddl import parse_ddl
-from statebackend.types.model import (
-    CustomType,
-    DecimalType,
-    ListType,
-    MapType,
-    RowType,
-    TupleType,
-    Type,
-)
+from statebackend.types.model import CustomType, DecimalType, ListType, MapType, RowType, TupleType, Type
 from statebackend.types.row_classes import is_named_tuple_class
 from statebackend.types.serializer_interface import Serializer
 from statebackend.types.type_variables import K, Notation, T, V

@@ -13,12 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from statebackend.backends.reference.base_state import EntryKey, Journal, NestedTable, ReferenceState
-from statebackend.backends.reference.checkpoint_rows import (
-    ReferencePoints,
-    ReferenceRows,
-    StateCopies,
-    load,
-)
+from statebackend.backends.reference.checkpoint_rows import ReferencePoints, ReferenceRows, StateCopies, load
 from statebackend.backends.reference.state_handles import (
     ReferenceAggregatingState,
     ReferenceFoldingState,

@@ -52,12 +52,7 @@ from statebackend._core.rocksdb.overlay.composite_keys import compose_many
 from statebackend._core.rocksdb.overlay.keyed_store import KeyedStore, Table
 from statebackend.columns.codec_factory import holds_references, key_codec, value_bytes
 from statebackend.columns.stored_columns import Array, Column, serialised_column, stored_column
-from statebackend.columns.vectorised_call import (
-    ColumnsState,
-    ListColumns,
-    MapColumns,
-    VectorisedCall,
-)
+from statebackend.columns.vectorised_call import ColumnsState, ListColumns, MapColumns, VectorisedCall
 from statebackend.keys import NamespaceColumn, canonical_list
 from statebackend.state import StateTtlConfig, WatchedIterator, expired
 from statebackend.types import Type

@@ -54,14 +54,7 @@ from statebackend.checkpoint.keyed.compiled_backend import CompiledKeyedBackend
 from statebackend.checkpoint.keyed.row_source import NativeRows, has_native
 from statebackend.checkpoint.keyed.state_restore import RestoredState
 from statebackend.keys import KeyGroupRange
-from statebackend.state import (
-    NO_TIME,
-    StateDescriptor,
-    StateTtlConfig,
-    clocks,
-    expired,
-    timer_state,
-)
+from statebackend.state import NO_TIME, StateDescriptor, StateTtlConfig, clocks, expired, timer_state
 from statebackend.types import Type
 
 _HANDLES: dict[str, Callable[..., Any]] = {
@@ -206,10 +199,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
             return table
         readable = name.encode("ascii", "replace").decode().replace("\0", "?")
         family = self.scratch.create_family(
-            f"{number} {readable}",
-            rules,
-            is_list=layout.endswith("list"),
-            periodic_seconds=periodic,
+            f"{number} {readable}", rules, is_list=layout.endswith("list"), periodic_seconds=periodic
         )
         return self.store.add_table(family, number if is_noted else -1, grows=grows)
 

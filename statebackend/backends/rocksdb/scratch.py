@@ -257,9 +257,7 @@ class Scratch:
             "avoid_flush_during_shutdown": True,
             **_IN_ORDER,
             **column_family_settings(
-                chosen,
-                compression=self._settings.compression,
-                periodic_compaction_seconds=periodic_seconds,
+                chosen, compression=self._settings.compression, periodic_compaction_seconds=periodic_seconds
             ),
             **({"disable_auto_compactions": True} if is_idle else {}),
         }

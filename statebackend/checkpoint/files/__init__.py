@@ -33,10 +33,7 @@ _OBJECT_STORES = ("s3", "gs", "abfss")
 
 
 def open_files(
-    uri: str | os.PathLike[str],
-    *,
-    single_writer: bool = False,
-    options: Mapping[str, str] | None = None,
+    uri: str | os.PathLike[str], *, single_writer: bool = False, options: Mapping[str, str] | None = None
 ) -> StoreFiles:
     """The files of the store at ``uri``: a path, ``file://``, ``s3://``, ``gs://`` or ``abfss://``. Asks nothing yet.
 

@@ -214,8 +214,7 @@ def _obstore() -> Any:
         return importlib.import_module("obstore")
     except ImportError:
         raise UsageError(
-            "a store in an object store needs the package obstore",
-            hint="pip install obstore",
+            "a store in an object store needs the package obstore", hint="pip install obstore"
         ) from None
 
 

@@ -11,12 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from statebackend.checkpoint.keyed.chain import Chain, ChangePoints, KeyedSnapshot
-from statebackend.checkpoint.keyed.compaction import (
-    Backoff,
-    has_room,
-    write_in_background,
-    write_merged,
-)
+from statebackend.checkpoint.keyed.compaction import Backoff, has_room, write_in_background, write_merged
 from statebackend.checkpoint.keyed.description import StateDescriptions
 from statebackend.checkpoint.keyed.row_source import Source
 from statebackend.checkpoint.keyed.state_restore import PART

@@ -226,8 +226,7 @@ class Checkpoint:
                     content += chunk
         if (size, checksum) != (file.size, file.checksum):
             raise _damaged(
-                "a file does not match its checksum",
-                f"{file.name}, bytes 0 to {size}, checkpoint {self.id}",
+                "a file does not match its checksum", f"{file.name}, bytes 0 to {size}, checkpoint {self.id}"
             )
 
 

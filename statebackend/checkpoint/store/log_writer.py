@@ -24,12 +24,7 @@ from statebackend.checkpoint.store.log import (
 from statebackend.checkpoint.store.manifest import Manifest
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
 from statebackend.checkpoint.store.sealed import seal
-from statebackend.errors import (
-    ClosedError,
-    CommitConflictError,
-    StoreError,
-    UsageError,
-)
+from statebackend.errors import ClosedError, CommitConflictError, StoreError, UsageError
 
 #: A writer that loses this many races in a row has another problem.
 _ATTEMPTS = 100
@@ -315,7 +310,5 @@ def _again(error: CommitConflictError | StoreError) -> CommitConflictError | Sto
 def conflict(message: str, uri: str) -> CommitConflictError:
     """The error of a writer that another one has overtaken, or whose checkpoint is there already."""
     return CommitConflictError(
-        message,
-        detail=uri,
-        hint="one query writes to a store; the memory of this one is unchanged",
+        message, detail=uri, hint="one query writes to a store; the memory of this one is unchanged"
     )

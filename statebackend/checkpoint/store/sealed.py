@@ -211,12 +211,7 @@ def from_json(cls: type[T], data: object) -> T:
         raise UsageError(f"not the JSON form of a {cls.__name__}: {error}") from None
 
 
-def parse(
-    cls: type[T],
-    data: bytes,
-    name: str,
-    read: Callable[[object], T] | None = None,
-) -> T:
+def parse(cls: type[T], data: bytes, name: str, read: Callable[[object], T] | None = None) -> T:
     """Make an object from the bytes of the sealed file ``name``, with ``read`` or the ``_read`` of its class."""
     content = unseal(data, name)
     version = content.get("format")
