@@ -8,20 +8,6 @@ itself, and nothing else.
 Driver and host also see if they have one store: each writes a small file there, a token, and the other reads it. A
 folder that is not mounted, or mounted elsewhere, or without the right to write would else be found out by the first
 commit, or by the restart after it.
-
->>> from statebackend.checkpoint import CheckpointStore
->>> import tempfile
->>> folder = tempfile.TemporaryDirectory()
->>> store = CheckpointStore(folder.name).open_for_writing(key_type=int, max_parallelism=128)
->>> files = HostFiles(store.data_writer())
->>> with files.begin_snapshot(0).create("base") as file:
-...     stored = file.finish()
->>> files.abort(0)
->>> import os
->>> os.listdir(os.path.dirname(os.path.join(folder.name, stored.name)))
-[]
->>> store.close()
->>> folder.cleanup()
 """
 
 from __future__ import annotations

@@ -2,11 +2,6 @@
 
 Spark forks its Python workers from a daemon that ignores how they end. A worker that is to run a host therefore forks
 once more, waits, and reports.
-
->>> reported(lambda: {"ended": "the driver let it go"})
-{'ended': 'the driver let it go'}
->>> reported(lambda: os._exit(3))
-{'died': 'ended with exit status 3'}
 """
 
 from __future__ import annotations

@@ -2,14 +2,6 @@
 
 A batch that is cut means the same as one that is not. So each task tells what it has seen of it, and the driver merges
 that: times for the watermark, null keys, and the digest by which a batch is known again.
-
->>> from statebackend.functions import map_with_state
->>> from statebackend.types import LONG
->>> cutter = RowPartitioner(Job(map_with_state(lambda row, n: (None, 1), int), key="user"), LONG, 2)
->>> [rows and rows.to_pydict() for rows in cutter.cut(pa.record_batch({"user": [1, 2, 3]})).by_host]
-[{'user': [1, 2]}, {'user': [3]}]
->>> cutter.survey.num_rows
-3
 """
 
 from __future__ import annotations

@@ -2,9 +2,6 @@
 
 A task reports to the driver when every host has acknowledged its piece, and not before. So the reports that the engine
 brings to the driver name pieces that are there as a whole, whichever attempts of tasks it has kept.
-
->>> TaskReport.from_json(TaskReport(42, 0, TaskSurvey(num_rows=1), {1: PieceSum(1, 8, 0)}).to_json()).sums
-{1: PieceSum(rows=1, bytes=8, checksum=0)}
 """
 
 from __future__ import annotations

@@ -4,19 +4,6 @@ A task sends one piece to each host: a stream of messages, each a record batch o
 *broadcast* rows for all. Task and host sum up what they send and get; a piece counts once both have the same sums.
 Tries of batches follow each other: `Attempt` sorts by epoch, batch and attempt. When one runs or is given up, it is
 over, and so are all before it.
-
->>> rows = pa.record_batch({"user": ["ann", "bob"]})
->>> staging = PieceStaging()
->>> piece = staging.begin(PieceId(1, 7, 0, 42), rows.schema)
->>> piece.add("rows", rows.serialize())
->>> piece.finish().rows
-2
->>> staged = staging.taken([PieceId(1, 7, 0, 42)])
->>> staged.rows().to_pydict(), staged.broadcast() is None
-({'user': ['ann', 'bob']}, True)
->>> staged.release()
->>> staging
-<Staging: 0 pieces, 0 bytes in memory, 0 bytes on disk>
 """
 
 from __future__ import annotations

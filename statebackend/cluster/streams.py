@@ -3,21 +3,6 @@
 Sockets are non-blocking, and each call waits for itself: a timeout set on the socket would be that of the reader and
 of the writer. A descriptor is closed by the last thread that leaves the stream, never under one that waits in a call:
 its number might belong to another connection by then.
-
->>> server = socket.create_server(("127.0.0.1", 0))
->>> near, far = Stream(socket.create_connection(server.getsockname())), Stream(server.accept()[0])
->>> near.write([b"to ", b"you"])
->>> into = bytearray(6)
->>> far.read(memoryview(into)), bytes(into)
-(6, b'to you')
->>> far.close()
->>> near.read(memoryview(into))
-0
->>> near.close()
->>> near.read(memoryview(into))
-Traceback (most recent call last):
-statebackend.cluster.streams.LinkClosed: this side has closed the link (127.0.0.1:...) [CLUSTER.CLOSED]
->>> server.close()
 """
 
 from __future__ import annotations

@@ -9,22 +9,6 @@ prefix, a header and a body::
 Lengths are big-endian and bounded. The header is a JSON object in ASCII with a string ``op``; the body is bytes, which
 this module never looks into. Memory is taken as bytes come in, not as a prefix announces them. Whoever can reach the
 port can cost a listener ``max_waiting`` threads for ``handshake_timeout`` seconds, and no more.
-
->>> def serve(link, role):
-...     rows = link.receive(timeout=10)
-...     link.send("staged", role=role, batch=rows.header["batch"], size=len(rows.body))
->>> secret = b"of the query"
->>> listener = Listener(secret, serve)
->>> with connect(listener.address, secret, role="task") as link:
-...     link.send("rows", [b"some ", b"rows"], batch=7)
-...     link.receive(timeout=10).header
-{'op': 'staged', 'role': 'task', 'batch': 7, 'size': 9}
->>> connect(listener.address, b"of another", role="task")
-Traceback (most recent call last):
-statebackend.cluster.streams.LinkClosed: the peer closed instead of proving itself (127.0.0.1:...
->>> listener.refused
-1
->>> listener.close()
 """
 
 from __future__ import annotations

@@ -6,12 +6,6 @@
 | dates, times, DECIMAL, short TUPLE and ROW of fixed width | serialised, in the entry |
 | STRING BYTES, and every other declared type | serialised, in the arena |
 | PICKLE and a user's own serializer | a reference |
-
->>> from statebackend.types import PICKLE, of
->>> value_codec(of("bigint"), "state 's'").layout, value_codec(of("date"), "state 's'").layout
-('long', 4)
->>> value_codec(of("array<int>"), "state 's'").layout, value_codec(PICKLE, "state 's'").layout
-('bytes', 'object')
 """
 
 from __future__ import annotations

@@ -2,13 +2,6 @@
 
 A column becomes a tree only if every value of it is sure to become what Python would make of it. For others the
 functions return None, and the caller looks at each value; so do values that are found to be out of range on the way.
-
->>> from statebackend.types import LIST, LONG
->>> offsets, data = stored_runs(pa.array([[7], None], pa.large_list(pa.int8())), LIST(LONG))
->>> offsets, data[:6].tolist()
-(array([ 0, 13, 13]), [1, 0, 0, 0, 0, 7])
->>> arrow_of_stored(offsets, data, np.array([True, False]), LIST(LONG)).to_pylist()
-[[7], None]
 """
 
 from __future__ import annotations

@@ -5,15 +5,6 @@ MAP, TUPLE and ROW, however deep, go through `nested_columns`, which walks over 
 columns cannot be converted as a whole: lists of mixed objects, a column with a value that is refused, types that hold
 pickles. Of these, `statebackend.state.value_columns` makes Python values, which the codec converts one by one; the
 serializer words every error.
-
->>> from statebackend.types import LONG, STRING, ROW
->>> value_column(pa.array([1, None]), LONG)
-Column(values=array([1, 0]), nulls=array([False,  True]))
->>> column = value_column(pa.array([{"a": 1}, {"a": None}], pa.struct([("a", pa.int64())])), ROW(a=LONG))
->>> column.values.shape, arrow_column(column.values, None, ROW(a=LONG)).to_pylist()
-((2, 9), [{'a': 1}, {'a': None}])
->>> value_column(["a", "bc"], STRING).values
-(array([0, 1, 3]), array([97, 98, 99], dtype=uint8))
 """
 
 from __future__ import annotations

@@ -1,13 +1,4 @@
-"""The forms in which columns of keys and times may come, keys encoded one at a time, and the windows of times.
-
->>> as_columnar(range(2))
-[0, 1]
->>> time_column([5, None]).is_null.tolist()
-[False, True]
->>> of_rows, windows = windows_of([5, None, 12], 10)
->>> of_rows.to_pylist(), windows.field("start").to_pylist()
-([0, 2], [0, 10])
-"""
+"""The forms in which columns of keys and times may come, keys encoded one at a time, and the windows of times."""
 
 from __future__ import annotations
 

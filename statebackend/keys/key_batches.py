@@ -2,14 +2,6 @@
 
 `ints_of` and `byte_runs_of` return None for a batch that needs the scalar encoder: it is a sequence of mixed objects,
 or some key is refused and the scalar encoder will name it and the reason.
-
->>> from statebackend.types import BYTES, INT
->>> ints_of(np.array([1, 2], dtype=np.uint8), INT)
-array([1, 2])
->>> ints_of(np.array([1.5]), INT) is None
-True
->>> byte_runs_of([b"a", b"bc"], BYTES)
-(array([0, 1, 3]), array([97, 98, 99], dtype=uint8))
 """
 
 from __future__ import annotations

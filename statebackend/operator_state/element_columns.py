@@ -1,15 +1,4 @@
-"""Operator state as it is held, values as stored bytes, and as files hold it: columns of the declared types.
-
->>> from statebackend.types import LONG
->>> elements = ElementBytes(LONG)
->>> elements.of(1), elements.value(elements.of(1))
-(b'\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00', 1)
->>> column = to_column([b"\\x01\\0\\0\\0", None], {"type": "int"})
->>> column.type, column.to_pylist()
-(DataType(int32), [1, None])
->>> to_bytes(column, {"type": "int"})
-[b'\\x01\\x00\\x00\\x00', None]
-"""
+"""Operator state as it is held, values as stored bytes, and as files hold it: columns of the declared types."""
 
 from __future__ import annotations
 

@@ -2,17 +2,6 @@
 
 A restore first settles the share of the instance, then reads only that. `redistribute` deals the state of the old
 instances out to the new ones.
-
->>> import tempfile
->>> view = StateView("split", {"element": {"type": "string"}}, [b"a", b"b"])
->>> view.rows(), view.described("buffered")
-([b'a', b'b'], {'name': 'buffered', 'kind': 'split', 'types': {'element': {'type': 'string'}}})
->>> section("buffered", view).schema.names
-['value']
->>> with tempfile.TemporaryDirectory() as folder:
-...     write_savepoint(Savepoint(folder), {"buffered": view}, 0, 1)
-...     savepoint_contents(Savepoint(folder), 1, 2)["buffered"]["elements"]
-[b'b']
 """
 
 from __future__ import annotations

@@ -1,14 +1,4 @@
-"""Rows for functions out of Arrow, light named tuples made one by one; and back to Arrow, with every value checked.
-
->>> list(rows_of(pa.table({"user": ["ann", "bob"], "at": [{"x": 1}, None]})))
-[Row(user='ann', at=Row(x=1)), Row(user='bob', at=None)]
->>> writer = OutputSchema("user string, n bigint")
->>> writer.table_of_rows([("ann", 1), {"n": 2, "user": "bob"}]).to_pylist()
-[{'user': 'ann', 'n': 1}, {'user': 'bob', 'n': 2}]
->>> writer.table_of_rows([("ann", "x")])
-Traceback (most recent call last):
-statebackend.errors.SerializationTypeError: LONG does not take a value of type str (output column 'n', position 0) ...
-"""
+"""Rows for functions out of Arrow, light named tuples made one by one; and back to Arrow, with every value checked."""
 
 from __future__ import annotations
 

@@ -14,13 +14,6 @@ over all rows, modulo 2**64. A row's content is that of its columns, each with i
 
 Manifests store digests, so the algorithm never changes. Digests tell batches apart; they do not resist somebody who
 searches for two batches with the same one. A batch without rows has a digest of zeros, whatever its columns.
-
->>> planned = plan_identity(1_700_000_000_000, [{"logOffset": 3}])
->>> BatchRecord(planned, ("user",), "1" * 32).to_json()["identity"]
-{'kind': 'plan', 'time': 1700000000000, 'offsets': [{'logOffset': 3}]}
->>> rows = pa.table({"n": [1, 2, 3]})
->>> rows_digest(rows) == rows_digest(rows.take([2, 0, 1]))
-True
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""The progress of a batch: its effects and the time of each part, in Spark's terms.
-
->>> watch = Stopwatch()
->>> with watch.part("function"):
-...     pass
->>> list(watch.durations())
-['function']
-"""
+"""The progress of a batch: its effects and the time of each part, in Spark's terms."""
 
 from __future__ import annotations
 

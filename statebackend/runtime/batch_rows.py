@@ -3,12 +3,6 @@
 A batch whose rows are not in memory at once comes a piece at a time, and means the same as in one piece. What a
 function may see of the whole batch is found before: the watermark after it, and keys that are null. The rest is done
 for each piece as for a whole batch.
-
->>> from statebackend.functions import map_with_state
->>> job = Job(map_with_state(lambda row, n: (None, 1), int), key="user", order_by="at")
->>> batch = Batch(job, pa.table({"user": ["b", "a"], "at": [2, 1]}))
->>> batch.keys.to_pylist(), batch.num_input_rows
-(['a', 'b'], 2)
 """
 
 from __future__ import annotations

@@ -1,16 +1,4 @@
-"""The times of a batch: the clock's, and the watermark of its rows. Neither is ever before that of the batch before.
-
->>> from statebackend.functions import map_with_state
->>> from statebackend.testing import ManualClock
->>> job = Job(map_with_state(lambda row, n: (None, n), int), key="user", event_time="at", delay=1000)
->>> clock = ManualClock(7000)
->>> time = BatchTime(job, clock)
->>> time.begin()
-BatchTimes(now=7000, clock=7000, watermark=None, idle=None)
->>> time.committed = CheckpointTimes(8000, 4500)
->>> time.begin()
-BatchTimes(now=8000, clock=7000, watermark=4500, idle=None)
-"""
+"""The times of a batch: the clock's, and the watermark of its rows. Neither is ever before that of the batch before."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """The execution of batches: where a job's function and its state are, and how rows get there.
 
 `LocalExecution` has them in this process: one task, the files of its state, and those of its output.
-
->>> sorted(Execution.__abstractmethods__)
-['close', 'committed', 'run']
 """
 
 from __future__ import annotations

@@ -1,21 +1,4 @@
-"""A job: a function, and how rows reach it. It is configuration only, checked when it is made.
-
->>> from statebackend.functions import map_with_state
->>> job = Job(map_with_state(lambda row, n: (None, 1), int), key="user")
->>> job.key, job.key_type({"user": "string", "n": "int"})
-('user', STRING)
-
-Which part of an object cannot be copied or pickled, for an error that names it.
-
->>> import copy, threading
->>> class Client:
-...     def __init__(self):
-...         self.pool = {"idle": [threading.Lock()]}
->>> client = Client()
->>> client.me = client
->>> culprit(client, copy.deepcopy)
-'pool[...][0], a lock'
-"""
+"""A job: a function, and how rows reach it. It is configuration only, checked when it is made."""
 
 from __future__ import annotations
 

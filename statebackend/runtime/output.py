@@ -1,8 +1,4 @@
-"""The output of a batch: what the function gives out, and files of the checkpoint, verified before anybody gets them.
-
->>> encodings(pa.schema([("n", pa.int64()), ("s", pa.struct({"x": pa.int64()})), ("s.x", pa.int64())]))
-(['n'], ['s.x'])
-"""
+"""The output of a batch: what the function gives out, and files of the checkpoint, verified before use."""
 
 from __future__ import annotations
 

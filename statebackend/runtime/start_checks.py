@@ -1,10 +1,4 @@
-"""Checks on the beginning of a job: what it may begin with, and what it must not.
-
->>> check_beginning("/data/savepoint", 57, "fail")
->>> check_beginning("/data/savepoint", None, "restart_from_empty")
-Traceback (most recent call last):
-statebackend.errors.UsageError: a job begins with the state of restore_from= or, by on_gap=, with none. Hint: ...
-"""
+"""Checks on the beginning of a job: what it may begin with, and what it must not."""
 
 from __future__ import annotations
 

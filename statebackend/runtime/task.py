@@ -1,15 +1,4 @@
-"""One instance of a job: its keyed and operator state, and the copy of the function that works on them.
-
->>> from statebackend.functions import map_with_state
->>> import pyarrow as pa
->>> from statebackend.types import of
->>> job = Job(map_with_state(lambda row, n: ((row.user, (n or 0) + 1), (n or 0) + 1), int), key="user")
->>> task = Task(job, of("string"))
->>> task.run(0, Batch(job, pa.table({"user": ["a", "b", "a"]})), now=0)
-{'main': [('a', 1), ('b', 1), ('a', 2)]}
->>> task.committed(0)
->>> task.close()
-"""
+"""One instance of a job: its keyed and operator state, and the copy of the function that works on them."""
 
 from __future__ import annotations
 

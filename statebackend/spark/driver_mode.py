@@ -3,9 +3,6 @@
 A `RunMode` brings the rows to the state; driver mode and executors mode have one each. Spark writes rows as Parquet, in
 the order in which the function is to get them. Nothing of it is durable: if anything is lost, the batch fails, and
 Spark gives it again.
-
->>> DriverMode("files", memory=256 << 20)
-<rows through files, in pieces of 64 MiB>
 """
 
 from __future__ import annotations

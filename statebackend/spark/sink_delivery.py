@@ -4,9 +4,6 @@ Spark reads the files of a committed output, or this process reads them for Spar
 
 Spark cannot read the files of an encrypted store, nor those at an address for which it has no connector. This process
 can. Which way outputs go is found out when a query starts.
-
->>> OutputFrames("the store is encrypted")
-<outputs through the driver: the store is encrypted>
 """
 
 from __future__ import annotations

@@ -1,12 +1,4 @@
-"""Marks: points to roll back to, newest last.
-
->>> stack = MarkStack("this backend")
->>> older, newer = stack.open("a"), stack.open("b")
->>> stack.back_to(older)
-'a'
->>> older.is_open, newer.is_open
-(True, False)
-"""
+"""Marks: points to roll back to, newest last."""
 
 from __future__ import annotations
 

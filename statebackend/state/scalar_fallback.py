@@ -2,14 +2,6 @@
 
 A backend that knows better overrides the methods of the handles. These define the behaviour: they check all columns
 first, then apply rows in order, at one ``now`` or each at its own time; an error undoes the call.
-
->>> from statebackend.backends import create_backend
->>> from statebackend.state import ReducingStateDescriptor
->>> keyed = create_backend("reference").create_keyed_backend(int)
->>> total = keyed.get_reducing_state(ReducingStateDescriptor("total", "sum", int))
->>> keys, totals = add_many(CallRows(total, [1, 2, 1]), [10, 20, 30], None, True, None)
->>> keys.to_pylist(), totals.to_pylist()
-([2, 1], [20, 40])
 """
 
 from __future__ import annotations

@@ -1,13 +1,6 @@
 """Columns of values: Arrow, numpy or sequences to Python values, one by one, and Python values to Arrow.
 
 This is the plain way, for every type. Backends convert the types that they store natively by whole columns.
-
->>> from statebackend.types import TUPLE, LONG, STRING
->>> pairs = to_arrow([(1, "a"), None], TUPLE(LONG, STRING))
->>> pairs.to_pylist()
-[{'_1': 1, '_2': 'a'}, None]
->>> to_values(pairs, TUPLE(LONG, STRING))
-[(1, 'a'), None]
 """
 
 from __future__ import annotations

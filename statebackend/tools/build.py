@@ -1,19 +1,4 @@
-"""Makes a savepoint from the rows of a table.
-
->>> import tempfile
->>> from statebackend.state import ReducingStateDescriptor, ValueStateDescriptor
->>> from statebackend.backends import create_backend
->>> orders = pa.table({"user": ["ann", "bob", "ann"], "city": ["Rome", "Oslo", "Bern"], "spent": [5, 7, 2]})
->>> descriptors = [ValueStateDescriptor("city", str), ReducingStateDescriptor("spent", "sum", int)]
->>> folder = tempfile.TemporaryDirectory()
->>> _ = bootstrap(orders, "user", descriptors, folder.name)
->>> keyed = create_backend("reference").create_keyed_backend(str, restore=folder.name)
->>> keyed.get_state(descriptors[0]).get_many(["ann", "bob"]).to_pylist()
-['Bern', 'Oslo']
->>> keyed.get_state(descriptors[1]).get_many(["ann", "bob"]).to_pylist()
-[7, 7]
->>> folder.cleanup()
-"""
+"""Makes a savepoint from the rows of a table."""
 
 from __future__ import annotations
 

@@ -1,17 +1,4 @@
-"""Tools that take a store back, or give it another time: for a stream whose rows, or whose clock, were wrong.
-
->>> import tempfile
->>> from statebackend.checkpoint import CheckpointStore
->>> folder = tempfile.TemporaryDirectory()
->>> with CheckpointStore(folder.name).open_for_writing() as store:
-...     for batch_id in (6, 7):
-...         _ = store.commit(batch_id, now=1000, progress={"numOutputRows": 10 * batch_id})
->>> rewind(folder.name, to=6)
-Rewound(to=6, taken_back=[TakenBack(batch_id=7, rows=70, ...)])
->>> set_time(folder.name, now=5000).now
-5000
->>> folder.cleanup()
-"""
+"""Tools that take a store back, or give it another time: for a stream whose rows, or whose clock, were wrong."""
 
 from __future__ import annotations
 

@@ -1,18 +1,4 @@
-"""Reads the state of a checkpoint or savepoint as a table, without a backend.
-
->>> import tempfile
->>> from statebackend.checkpoint import CheckpointStore
->>> from statebackend.state import ListStateDescriptor
->>> from statebackend.operator_state import OperatorStateBackend
->>> operator = OperatorStateBackend()
->>> operator.get_list_state(ListStateDescriptor("offsets", int)).add_all([7, 9])
->>> folder = tempfile.TemporaryDirectory()
->>> with CheckpointStore(folder.name).open_for_writing() as store:
-...     _ = store.commit(0, [operator.snapshot(0, store).result()])
->>> read_state(folder.name, "offsets").to_pydict()
-{'subtask': [0, 0], 'value': [7, 9]}
->>> folder.cleanup()
-"""
+"""Reads the state of a checkpoint or savepoint as a table, without a backend."""
 
 from __future__ import annotations
 

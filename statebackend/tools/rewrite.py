@@ -1,17 +1,6 @@
 """Copies a checkpoint into a store of its own and changes it on the way: other key groups, or one state less.
 
 The copy has the id, the time, the output and the progress of the original, so a query can continue from it.
-
->>> import tempfile
->>> from statebackend.checkpoint import CheckpointStore
->>> folder = tempfile.TemporaryDirectory()
->>> with CheckpointStore(folder.name + "/old") as store:
-...     store = store.open_for_writing(query="q", key_type=int, max_parallelism=128)
-...     _ = store.commit(7, now=1000)
->>> copy = rescale(folder.name + "/old", folder.name + "/new", 512)
->>> copy.id, copy.now, copy.metadata.query, copy.metadata.max_parallelism
-(7, 1000, 'q', 512)
->>> folder.cleanup()
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The keyed backend: the Python half, on top of the compiled key context and handles.
-
->>> from statebackend.backends.heap import HeapBackend
->>> HeapBackend().create_keyed_backend("bigint", max_parallelism=2)
-<HeapKeyedBackend of LONG, KeyGroupRange(0, 1), 0 states>
-"""
+"""The keyed backend: the Python half, on top of the compiled key context and handles."""
 
 from __future__ import annotations
 

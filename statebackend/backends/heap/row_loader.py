@@ -1,13 +1,4 @@
-"""Loads rows of a checkpoint into the tables of a heap state, through the batch kernels.
-
->>> from statebackend.backends.heap import HeapBackend
->>> from statebackend.state import ValueStateDescriptor
->>> keyed = HeapBackend().create_keyed_backend(int)
->>> count = keyed.get_value_state(ValueStateDescriptor("count", int))
->>> load(keyed, count, Op.PUT, pa.record_batch({"key": [1, 2], "value": [10, 20]}))
->>> count.get_many([1, 2]).to_pylist()
-[10, 20]
-"""
+"""Loads rows of a checkpoint into the tables of a heap state, through the batch kernels."""
 
 from __future__ import annotations
 

@@ -4,13 +4,6 @@ Arrow and numpy columns make no Python object per row; see `stored_columns`. Row
 times of their own. Rows in `VOID` are in a separate table, so a call that has both kinds goes to each table with its
 rows. Some states go row by row, as `statebackend.state.scalar_fallback` does it: states of objects (PICKLE and a user's
 own serializer), lists with a time to live, and `clear_many` of map states.
-
->>> from statebackend.backends.heap import HeapBackend
->>> from statebackend.state import MapState, MapStateDescriptor
->>> keyed = HeapBackend().create_keyed_backend(int)
->>> seen = keyed.get_map_state(MapStateDescriptor("seen", str, int))
->>> isinstance(seen, HeapMapState), isinstance(seen, MapState)
-(True, True)
 """
 
 from __future__ import annotations

@@ -1,22 +1,4 @@
-"""Timers over the compiled index: the Python half.
-
->>> from statebackend.backends.heap import HeapBackend
->>> keyed = HeapBackend().create_keyed_backend(int)
->>> keyed.set_current_key(1)
->>> keyed.timers.register(30); keyed.timers.register(10)
->>> keyed.timers.pending()
-[10, 30]
-
-The timers of a heap backend as checkpoints see them: rows of a map state, wherever a timer is stored.
-
->>> from statebackend.backends.heap import HeapBackend
->>> keyed = HeapBackend().create_keyed_backend(int)
->>> keyed.set_current_key(1)
->>> keyed.timers.register(30); keyed.timers.register(10)
->>> written, = keyed._state_readers()
->>> written.schema.names, [len(table) for table in written.tables]
-(['key', 'map_key', 'value'], [1, 1])
-"""
+"""Timers over the compiled index: the Python half. Checkpoints see them as rows of a map state, wherever they are."""
 
 from __future__ import annotations
 

@@ -5,9 +5,6 @@ A table stores the following, with timestamps in milliseconds (0 without TTL):
 * value, reducing, aggregating, folding: `StampedValue`, the serialised value and its timestamp;
 * list: a tuple of `StampedValue`, one per element, never empty;
 * map: a dict of `StampedValue` by canonical map key, in insertion order, never empty; ``data`` is None for None.
-
->>> StampedValue(b"x", 0)
-StampedValue(data=b'x', timestamp=0)
 """
 
 from __future__ import annotations

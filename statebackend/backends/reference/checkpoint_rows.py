@@ -1,13 +1,4 @@
-"""Rows of the reference backend's states, to a checkpoint and from it: one by one, in plain Python.
-
->>> from statebackend.backends.reference import ReferenceBackend
->>> from statebackend.state import ListStateDescriptor
->>> keyed = ReferenceBackend().create_keyed_backend(int)
->>> tags = keyed.get_list_state(ListStateDescriptor("tags", str))
->>> tags.add_many([1, 1], ["a", "b"])
->>> [rows.batch.to_pydict() for section in ReferenceRows(keyed).sections() for rows in section.batches]
-[{'key': [1], 'value': [['a', 'b']]}]
-"""
+"""Rows of the reference backend's states, to a checkpoint and from it: one by one, in plain Python."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The factory of the reference backend, its keyed backend and its timers.
-
->>> ReferenceBackend().create_keyed_backend("bigint", max_parallelism=2)
-<ReferenceKeyedBackend of LONG, KeyGroupRange(0, 1), 0 states>
-"""
+"""The factory of the reference backend, its keyed backend and its timers."""
 
 from __future__ import annotations
 

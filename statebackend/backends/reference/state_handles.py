@@ -1,24 +1,4 @@
-"""The handles of all kinds of states.
-
->>> from statebackend.backends.reference import ReferenceBackend
->>> from statebackend.state import ReducingStateDescriptor
->>> keyed = ReferenceBackend().create_keyed_backend(int)
->>> total = keyed.get_reducing_state(ReducingStateDescriptor("total", "sum", int))
->>> keyed.set_current_key(1)
->>> total.add(2); total.add(3)
->>> total.get()
-5
->>> from statebackend.state import ListStateDescriptor
->>> tags = keyed.get_list_state(ListStateDescriptor("tags", str))
->>> tags.update(["a", "b"])
->>> list(tags)
-['a', 'b']
->>> from statebackend.state import MapStateDescriptor
->>> seen = keyed.get_map_state(MapStateDescriptor("seen", float, str))
->>> seen[-0.0] = "zero"
->>> seen[0.0], list(seen)
-('zero', [0.0])
-"""
+"""The handles of all kinds of states."""
 
 from __future__ import annotations
 

@@ -1,19 +1,6 @@
 """Which keys have been written or removed, since each of several moments.
 
 `KeyChanges` says how it is told what has become of a key.
-
->>> changes = ChangeLog(lambda noted: None)
->>> number = changes.add_table()
->>> first = changes.open()
->>> first.tables[number].add(b"a", 1)
->>> second = changes.open()
->>> second.tables[number].add(b"b", 0)
->>> changes.since(first, number).get(b"b"), changes.since(second, number).get(b"a")
-(0, None)
->>> changes.back_to(second)
->>> changes.drop(second)
->>> len(changes.since(first, number))
-1
 """
 
 from __future__ import annotations

@@ -8,20 +8,6 @@ Vectorised methods go through `multi_get` and batches of writes, atomic. Arrow a
 map entries make no Python object per row. Reads of states with a time to live remove and renew what they find in one
 call, too. Some calls go row by row, as `statebackend.state.scalar_fallback` does it: states of objects (PICKLE and a
 user's own serializer), rows that go by their own times, and changes of a collection that somebody iterates over.
-
->>> from statebackend.backends.rocksdb import RocksDbBackend
->>> from statebackend.state import ListStateDescriptor, MapStateDescriptor
->>> keyed = RocksDbBackend().create_keyed_backend(int)
->>> tags = keyed.get_list_state(ListStateDescriptor("tags", str))
->>> seen = keyed.get_map_state(MapStateDescriptor("seen", int, str))
->>> keyed.set_current_key(1)
->>> tags.update(["a", "b"]); tags.add("c")
->>> tags.get()
-['a', 'b', 'c']
->>> seen.put_all({7: "seven", -1: "minus one"})
->>> list(seen.items())
-[(-1, 'minus one'), (7, 'seven')]
->>> keyed.close()
 """
 
 from __future__ import annotations

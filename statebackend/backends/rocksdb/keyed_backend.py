@@ -1,11 +1,4 @@
-"""The keyed backend: registration, the current key, marks, cleanup and figures, on a compiled store.
-
->>> from statebackend.backends.rocksdb import RocksDbBackend
->>> keyed = RocksDbBackend().create_keyed_backend("bigint", max_parallelism=2)
->>> keyed
-<RocksDbKeyedBackend of LONG, KeyGroupRange(0, 1), 0 states>
->>> keyed.close()
-"""
+"""The keyed backend: registration, the current key, marks, cleanup and figures, on a compiled store."""
 
 from __future__ import annotations
 

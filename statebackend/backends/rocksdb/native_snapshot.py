@@ -1,8 +1,4 @@
-"""The files of a database in a snapshot: which of them there are, and how they come into a folder.
-
->>> _is_label("000012.sst"), _is_label("../000012.sst")
-(True, False)
-"""
+"""The files of a database in a snapshot: which of them there are, and how they come into a folder."""
 
 from __future__ import annotations
 

@@ -3,15 +3,6 @@
 They go into the database, also while a batch lies in front of it: nothing takes them back, and they are no change.
 Many rows that are put are sorted and written into files, which the database takes in whole; the rest goes through its
 memtables.
-
->>> from statebackend.backends.rocksdb import RocksDbBackend
->>> from statebackend.state import ValueStateDescriptor
->>> keyed = RocksDbBackend().create_keyed_backend(int)
->>> count = keyed.get_value_state(ValueStateDescriptor("count", int))
->>> load(keyed, count, [(Op.PUT, pa.record_batch({"key": [1, 2], "value": [10, 20]}))])
->>> count.get_many([1, 2]).to_pylist()
-[10, 20]
->>> keyed.close()
 """
 
 from __future__ import annotations

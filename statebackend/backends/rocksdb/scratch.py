@@ -1,20 +1,9 @@
 """The database of one keyed backend: a folder that lasts as long as somebody reads it, and no longer.
 
->>> from pathlib import Path
->>> from statebackend.backends.rocksdb.settings import Settings
->>> scratch = Scratch(Settings())
->>> Path(scratch.folder).is_dir(), scratch.release(), Path(scratch.folder).exists()
-(True, None, False)
-
-The folder of one database: locked while its process lives, and removed by the next one if that was killed.
-
-The lock is one of the system's on a file in the folder (`flock`): it ends with the process, however that ends, and
-knows no process ids, which come again. So a folder whose lock can be had belongs to nobody. Whoever begins removes such
-folders first, beside its own, if they are this user's.
-
->>> folder = LockedFolder(None)
->>> Path(folder.path, "lock").exists(), folder.remove(), Path(folder.path).exists()
-(True, None, False)
+A folder is locked while its process lives, and removed by the next one if that was killed. The lock is one of the
+system's on a file in the folder (`flock`): it ends with the process, however that ends, and knows no process ids,
+which come again. So a folder whose lock can be had belongs to nobody. Whoever begins removes such folders first,
+beside its own, if they are this user's.
 """
 
 from __future__ import annotations

@@ -1,15 +1,4 @@
-"""Handles of states with one value for a key: value, reducing, aggregating and folding.
-
->>> from statebackend.backends.rocksdb import RocksDbBackend
->>> from statebackend.state import ReducingStateDescriptor
->>> keyed = RocksDbBackend().create_keyed_backend(int)
->>> total = keyed.get_reducing_state(ReducingStateDescriptor("total", "sum", int))
->>> keyed.set_current_key(1)
->>> total.add(2); total.add(3)
->>> total.get()
-5
->>> keyed.close()
-"""
+"""Handles of states with one value for a key: value, reducing, aggregating and folding."""
 
 from __future__ import annotations
 

@@ -2,15 +2,6 @@
 
 A view holds an iterator of each column family, which sees the database as it was. What the open batch had in front of
 it is read at once. A reader on another thread goes over both, in order of the composite keys, and so of key groups.
-
->>> from statebackend.backends.rocksdb import RocksDbBackend
->>> from statebackend.state import ValueStateDescriptor
->>> keyed = RocksDbBackend().create_keyed_backend(int)
->>> keyed.get_value_state(ValueStateDescriptor("count", int)).update_many([1, 2], [10, 20])
->>> view = RocksDbView(keyed, None)
->>> [rows.batch.to_pydict() for section in view.sections() for rows in section.batches]
-[{'key': [2, 1], 'value': [20, 10]}]
->>> view.release(); keyed.close()
 """
 
 from __future__ import annotations

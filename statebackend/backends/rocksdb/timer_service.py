@@ -3,25 +3,6 @@
 What is by key is what checkpoints hold. What is by time follows from it: a time, a key and a namespace, with the key
 group for a value, so that the first row of all is the next timer that fires, whatever its key group. Both change in
 one batch.
-
->>> from statebackend.backends.rocksdb import RocksDbBackend
->>> keyed = RocksDbBackend().create_keyed_backend(int)
->>> keyed.set_current_key(1)
->>> keyed.timers.register(30); keyed.timers.register(10)
->>> keyed.timers.pending()
-[10, 30]
->>> keyed.close()
-
-Loads timers of a checkpoint into the two column families of a domain, by whole columns.
-
->>> import pyarrow as pa
->>> from statebackend.backends.rocksdb import RocksDbBackend
->>> with RocksDbBackend().create_keyed_backend(int) as keyed:
-...     queue = keyed.timers._queue("event")
-...     rows = pa.record_batch({"key": [1, 2], "map_key": [20, 10], "value": [False, False]})
-...     load_timers(keyed, "event", queue, [GroupedBatch.of(rows, [0, 0])])
-...     [(at, keyed.current_key) for at in keyed.timers.due(20)]
-[(10, 2), (20, 1)]
 """
 
 from __future__ import annotations

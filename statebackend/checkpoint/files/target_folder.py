@@ -1,14 +1,6 @@
 """Places where other programs read: a file appears there whole and durable, under a name that is never taken twice.
 
 A place is not part of a store: it has neither epochs nor a log, and its files belong to its readers.
-
->>> import tempfile
->>> with tempfile.TemporaryDirectory() as folder:
-...     place = open_target_folder(folder + "/out")
-...     place.prepare()
-...     place.write("a", [b"one", b"two"])
-...     place.names(), place.size("a")
-(['a'], 6)
 """
 
 from __future__ import annotations

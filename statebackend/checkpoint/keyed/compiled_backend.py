@@ -1,9 +1,4 @@
-"""The part that the keyed backends on compiled stores share: heap and rocksdb.
-
->>> from statebackend.backends import create_backend
->>> isinstance(create_backend("heap").create_keyed_backend(int), CompiledKeyedBackend)
-True
-"""
+"""The part that the keyed backends on compiled stores share: heap and rocksdb."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""The description of a keyed state in a checkpoint, and the check if a descriptor can take the state over.
-
->>> from statebackend.state import ValueStateDescriptor
->>> old = StateDescription.of(ValueStateDescriptor("count", "int"))
->>> old.check(ValueStateDescriptor("count", "bigint")).name
-'AFTER_MIGRATION'
-"""
+"""The description of a keyed state in a checkpoint, and the check if a descriptor can take the state over."""
 
 from __future__ import annotations
 

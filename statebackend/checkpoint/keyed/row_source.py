@@ -1,10 +1,4 @@
-"""Rows of keyed states on their way to a file, and from it.
-
->>> import numpy as np
->>> rows = pa.record_batch({"key": [1, 2, 3], "op": pa.array([1, 0, 0], pa.uint8())})
->>> [(op.name, part["key"].to_pylist()) for op, part in phases(GroupedBatch.of(rows, [4, 4, 9]))]
-[('REMOVE', [1]), ('PUT', [2, 3])]
-"""
+"""Rows of keyed states on their way to a file, and from it."""
 
 from __future__ import annotations
 

@@ -4,22 +4,6 @@ The plain text of a file is cut into blocks of 64 KB, of which the last may be s
 is longer by the same number of bytes for every block, its *overhead*. So the place of a block in the file follows from
 its number, and a reader decrypts the blocks that it needs and no others. Sizes and checksums in manifests are those of
 stored bytes: whether a file is as it was written can be told without a key.
-
->>> class Shifted:
-...     def encrypt(self, name, offset, block):
-...         return bytes(each ^ 7 for each in block) + b"tag"
-...     def decrypt(self, name, offset, block):
-...         return bytes(each ^ 7 for each in block[:-3])
->>> encryption = Encryption.probed(Shifted())
->>> encryption
-<Encryption, blocks of 65536 bytes, 3 more as stored>
->>> blocks = EncryptedBlocks(encryption, "data/3/a.arrow")
->>> stored = b"".join([*blocks.of(bytes(100_000)), *blocks.rest()])
->>> len(stored), encryption.plain_size("data/3/a.arrow", len(stored))
-(100006, 100000)
->>> with encryption.open("data/3/a.arrow", pa.BufferReader(stored)) as file:
-...     file.read_at(3, 65_535)
-b'\\x00\\x00\\x00'
 """
 
 from __future__ import annotations

@@ -5,12 +5,6 @@ The writer that creates it first owns it, so two writers never both append. A ra
 was lost recognise its own entry. The state in an entry tells which checkpoints are kept, the changes other than
 commits, and the values that are set. A new entry drops the checkpoints that it no longer keeps. Removing their files
 follows, and may be interrupted and repeated.
-
->>> state = LogState("0" * 32).committed(CheckpointKey(6, entry_name(2)), [])
->>> state = state.committed(CheckpointKey(7, entry_name(3)), [])
->>> state = state.committed(CheckpointKey(8, entry_name(4)), [state.kept[0]])
->>> [key.checkpoint_id for key in state.kept]
-[7, 8]
 """
 
 from __future__ import annotations

@@ -3,20 +3,6 @@
 A savepoint consists of *parts*. Each instance writes one part for its keyed state and one for its operator state. A
 part is a Parquet file for each of its states, followed by a description of them, sealed by its own checksum. So a
 part that was broken off does not exist, and the parts that exist tell if any are missing.
-
->>> import tempfile
->>> folder = tempfile.TemporaryDirectory()
->>> savepoint = Savepoint(folder.name)
->>> with savepoint.write_part("keyed", "0-127", {"now": 5}) as part:
-...     schema = pa.schema({"key": pa.int64(), "value": pa.string()})
-...     part.write_state({"name": "user"}, schema, [pa.record_batch([[1], ["Ann"]], schema=schema)])
->>> [part] = savepoint.parts("keyed")
->>> part.described["now"], [state.rows for state in part.states]
-(5, [1])
->>> import pyarrow.parquet
->>> pa.parquet.read_table(folder.name + "/keyed/user").to_pylist()
-[{'key': 1, 'value': 'Ann'}]
->>> folder.cleanup()
 """
 
 from __future__ import annotations
