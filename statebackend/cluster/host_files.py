@@ -42,7 +42,6 @@ class HostFiles:
         self._made: list[DataWriter] = []
 
     def begin_snapshot(self, checkpoint_id: int) -> DataWriter:
-        """Make the writer of the files of one snapshot."""
         writer = self._template.for_checkpoint(checkpoint_id, self.builds_on)
         self._made.append(writer)
         return writer
@@ -56,7 +55,6 @@ class HostFiles:
             self._made[0].sync()
 
     def abort(self, checkpoint_id: int) -> None:
-        """Remove what was written for the checkpoint."""
         made, self._made = self._made, []
         for writer in made:
             writer.abort()
@@ -117,14 +115,12 @@ class FilesWithCopies(StoreFiles):
                 self._drop(os.path.join(self._folder, found))
 
     def forget(self, names: Iterable[str]) -> None:
-        """Remove the copies of these files."""
         gone = {_flat(name) for name in names if _is_kept(name)}
         for found in self._copies() if gone else ():
             if found.partition("~")[0] in gone:
                 self._drop(os.path.join(self._folder, found))
 
     def close(self) -> None:
-        """Remove all copies, and their folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _copies(self) -> list[str]:

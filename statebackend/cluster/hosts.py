@@ -30,8 +30,6 @@ class HostLostError(HostError):
 
 
 class Question(NamedTuple):
-    """What a host is asked."""
-
     op: str
     header: Mapping[str, Any] = {}
     body: bytes = b""
@@ -108,7 +106,6 @@ class RegisteredHost:
         return HostLostError("a host was lost", detail=repr(self))
 
     def heard(self, message: Message) -> None:
-        """Take what it has said."""
         if message.header["op"] == "answer":
             number = message.header["question"]
             with self._changed:
@@ -343,7 +340,6 @@ class Hosts:
             self._changed.notify_all()
 
     def _begin(self, host: RegisteredHost) -> None:
-        """Let a host restore its range."""
         with host.beginning:
             while True:
                 question = self._restore()

@@ -39,11 +39,7 @@ class PartitionedRows(NamedTuple):
 
 
 class TaskSurvey(NamedTuple):
-    """What a task has seen of a batch.
-
-    >>> TaskSurvey.from_json(TaskSurvey(num_rows=7).to_json())
-    TaskSurvey(num_rows=7, num_broadcast=0, num_nulls=0, newest=None, digest=None, heartbeats=0)
-    """
+    """What a task has seen of a batch."""
 
     #: All rows but the ticks of a heartbeat.
     num_rows: int = 0
@@ -57,17 +53,11 @@ class TaskSurvey(NamedTuple):
     heartbeats: int = 0
 
     def to_json(self) -> dict[str, object]:
-        """The JSON form."""
         return self._asdict()
 
     @classmethod
     def from_json(cls, found: object) -> TaskSurvey:
-        """Read the JSON form.
-
-        >>> TaskSurvey.from_json({"num_rows": -1})
-        Traceback (most recent call last):
-        statebackend.errors.UsageError: what a task tells of its rows cannot be read...
-        """
+        """Read the JSON form."""
         if not isinstance(found, Mapping) or not _is_survey(found):
             raise UsageError(
                 "what a task tells of its rows cannot be read",
@@ -126,24 +116,14 @@ class BatchSurvey(NamedTuple):
         check_null_keys(job, self.num_nulls, self.num_rows - self.num_broadcast)
 
     def times(self, event_time: EventTime, watermark: int | None, idle: int | None = None) -> Survey:
-        """The watermark after the batch, and whether a row has told a time, by the rules of `RowTimes.of`.
-
-        >>> BatchSurvey.of([TaskSurvey(newest=7000)]).times(EventTime("at", delay=500), 3000)
-        Survey(after=6500, told=True)
-        >>> BatchSurvey.of([]).times(EventTime("at"), 3000, idle=4000)
-        Survey(after=4000, told=False)
-        """
+        """The watermark after the batch, and whether a row has told a time, by the rules of `RowTimes.of`."""
         # The newest row stands for all: where it leaves the watermark, all of them leave it.
         newest = pa.table({event_time.column: pa.array([self.newest], pa.int64())})
         times = RowTimes.of(event_time, newest, watermark=watermark, idle=idle)
         return Survey(times.after, times.told)
 
     def identity(self) -> Identity:
-        """The identity of the batch by its rows, as `rows_identity` gives it.
-
-        >>> BatchSurvey.of([TaskSurvey(digest="0" * 31 + "7")]).identity()
-        {'kind': 'rows', 'rows': 0, 'digest': '00000000000000000000000000000007'}
-        """
+        """The identity of the batch by its rows, as `rows_identity` gives it."""
         if self.digest is None:
             raise UsageError("the rows of this batch have no digest", hint="pass digests=True to each Cutter")
         return {"kind": "rows", "rows": self.num_rows, "digest": self.digest}
@@ -157,16 +137,6 @@ class RowPartitioner:
     ``heartbeat_column``, if record batches have it, marks the rows that are ticks: rows and column are left out.
 
     Columns are such as Spark makes: not of dictionaries or views. For one thread.
-
-    >>> from statebackend.functions import map_with_state
-    >>> from statebackend.types import STRING
-    >>> job = Job(map_with_state(lambda row, n: (None, 1), int), key="user", broadcast="rule")
-    >>> cutter = RowPartitioner(job, STRING, 1)
-    >>> cut = cutter.cut(pa.record_batch({"user": ["a", None, None], "rule": [None, True, False]}))
-    >>> cut.by_host[0].to_pydict(), cut.broadcast.to_pydict()
-    ({'user': ['a'], 'rule': [None]}, {'user': [None], 'rule': [True]})
-    >>> cutter.survey.num_nulls
-    1
     """
 
     def __init__(
@@ -197,7 +167,6 @@ class RowPartitioner:
 
     @property
     def survey(self) -> TaskSurvey:
-        """What has been seen of the batch so far."""
         return self._survey
 
     def cut(self, rows: pa.RecordBatch) -> PartitionedRows:

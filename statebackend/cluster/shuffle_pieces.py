@@ -76,7 +76,6 @@ class PieceSum(NamedTuple):
     checksum: int
 
     def to_json(self) -> list[int]:
-        """The JSON form."""
         return list(self)
 
 
@@ -135,19 +134,7 @@ class PieceStorage(Protocol):
 
 
 class Piece:
-    """A piece that comes in; `PieceStaging.begin` makes it. Its messages come from one thread; any thread may drop it.
-
-    >>> from statebackend.cluster.shuffle_staging import PieceStaging
-    >>> schema = pa.schema([("n", pa.int64())])
-    >>> with_one = PieceStaging()
-    >>> piece = with_one.begin(PieceId(1, 7, 0, 42), schema)
-    >>> piece.add("rows", b"no message")
-    Traceback (most recent call last):
-    statebackend.errors.StoreError: a message of a piece cannot be read as rows (epoch 1, batch 7, try 0, task 42)...
-    >>> piece.finish()
-    Traceback (most recent call last):
-    statebackend.errors.ClosedError: the piece is not open any more (epoch 1, batch 7, try 0, task 42) [CLOSED]
-    """
+    """A piece that comes in, made by `PieceStaging.begin`. Its messages come from one thread; any thread may drop it."""
 
     def __init__(self, room: PieceStorage, tag: PieceId, schema: pa.Schema) -> None:
         self.tag = tag

@@ -59,7 +59,6 @@ class TaskReport(NamedTuple):
     sums: dict[int, PieceSum]
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form."""
         return {
             "task": self.task,
             "partition": self.partition,
@@ -69,7 +68,6 @@ class TaskReport(NamedTuple):
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> TaskReport:
-        """Read the JSON form."""
         sums = {int(index): PieceSum(*each) for index, each in found["sums"].items()}
         return cls(found["task"], found["partition"], TaskSurvey.from_json(found["survey"]), sums)
 

@@ -67,7 +67,6 @@ class StagedRows:
         )
 
     def broadcast(self) -> pa.Table | None:
-        """The rows for all hosts; None if there are none."""
         if not self.num_broadcast:
             return None
         return pa.Table.from_batches(list(self.batches("broadcast")), schema=self.schema)
@@ -124,14 +123,7 @@ class PieceStaging:
         return self._bytes_on_disk
 
     def begin(self, tag: PieceId, schema: pa.Schema) -> Piece:
-        """Begin a piece, whose rows have these columns. Refused if its try is over, or if there is one of this name.
-
-        >>> staging = PieceStaging()
-        >>> staging.drop(1, 7, 0)
-        >>> staging.begin(PieceId(1, 6, 3, 42), pa.schema([]))
-        Traceback (most recent call last):
-        statebackend.errors.ClosedError: the host takes no pieces of this try (epoch 1, batch 6, try 3, task 42)...
-        """
+        """Begin a piece, whose rows have these columns. Refused if its try is over, or if there is one of this name."""
         if any(_has_dictionary(field.type) for field in schema):
             raise UsageError("rows with a dictionary column cannot be staged", detail=str(tag))
         piece = Piece(self, tag, schema)
@@ -150,10 +142,6 @@ class PieceStaging:
 
         ``sums``, if given, are those of the pieces as the tasks have them, also in JSON form. If a piece is not here,
         not finished, or another, nothing is taken or dropped.
-
-        >>> PieceStaging().taken([PieceId(1, 7, 0, 42)])
-        Traceback (most recent call last):
-        statebackend.errors.StoreError: a piece of the batch is not here (epoch 1, batch 7, try 0, task 42). Hint: ...
         """
         tries = {tag.of_try for tag in tags}
         if len(tries) > 1 or len(set(tags)) < len(tags):
@@ -190,12 +178,6 @@ class PieceStaging:
         """Drop all pieces but those of a try, and begin only such from now on, even if the try was over. Idempotent.
 
         So once they are taken, nothing comes until this has been called for another try.
-
-        >>> staging = PieceStaging()
-        >>> staging.drop_others(1, 7, 2)
-        >>> staging.begin(PieceId(1, 7, 1, 42), pa.schema([]))
-        Traceback (most recent call last):
-        statebackend.errors.ClosedError: the host takes no pieces of this try (epoch 1, batch 7, try 1, task 42)...
         """
         with self._lock:
             self._only, self._over = Attempt(epoch, batch_id, attempt), None
@@ -247,7 +229,6 @@ class PieceStaging:
             return os.path.join(self._folder, f"{self._num_files}.piece")
 
     def forget(self, piece: Piece) -> None:
-        """Take back what a piece has."""
         with self._lock:
             self._bytes_in_memory -= piece.bytes_in_memory
             self._bytes_on_disk -= piece.bytes_on_disk

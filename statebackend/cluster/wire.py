@@ -214,14 +214,7 @@ class Link:
 
 
 def connect(address: tuple[str, int], secret: bytes, *, role: str, timeout: float = 10.0) -> Link:
-    """Connect to a `Listener`, and let both ends prove themselves, all within ``timeout`` seconds; `LinkError` if not.
-
-    >>> with socket.create_server(("127.0.0.1", 0)) as server:
-    ...     nobody = server.getsockname()
-    >>> connect(nobody, b"of the query", role="task")
-    Traceback (most recent call last):
-    statebackend.cluster.streams.LinkError: cannot connect: Connection refused (127.0.0.1:...). Hint: ...
-    """
+    """Connect to a `Listener`; both ends prove themselves, all within ``timeout`` seconds, or `LinkError`."""
     check_secret(secret)
     check_role(role)
     deadline = time.monotonic() + timeout
@@ -303,12 +296,6 @@ class Listener:
     themselves yet, each for ``handshake_timeout`` seconds; others wait with the system until one of these has, or has
     gone. ``address`` is the bound one, and ``refused`` counts the connections that were: without a handshake, with a
     wrong secret, or for what is no frame.
-
-    >>> from statebackend.cluster.wire import connect
-    >>> with Listener(b"of the query", lambda link, role: link.send("hello", role=role)) as listener:
-    ...     with connect(listener.address, b"of the query", role="task") as link:
-    ...         link.receive().header
-    {'op': 'hello', 'role': 'task'}
     """
 
     def __init__(

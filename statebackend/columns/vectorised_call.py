@@ -139,8 +139,6 @@ class SingleColumns(ColumnsState):
 
 
 class ValueColumns(SingleColumns, ValueState):
-    """A value."""
-
     __slots__ = ()
 
     _write_column: Any
@@ -167,8 +165,6 @@ class ValueColumns(SingleColumns, ValueState):
 
 
 class AddingColumns(SingleColumns, AddingState[Any, Any]):
-    """A reduced value, or an accumulator."""
-
     __slots__ = ()
 
     #: The plan of the compiled core, made when the state is declared; None if Python calls a function for each row.
@@ -220,8 +216,6 @@ class AddingColumns(SingleColumns, AddingState[Any, Any]):
 
 
 class ListColumns(ColumnsState, KeyedListState):
-    """A list."""
-
     __slots__ = ()
 
     _append_column: Any
@@ -253,8 +247,6 @@ class ListColumns(ColumnsState, KeyedListState):
 
 
 class MapColumns(ColumnsState, MapState):
-    """A map."""
-
     __slots__ = ()
 
     _read_column: Any

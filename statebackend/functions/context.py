@@ -70,12 +70,7 @@ def no_event_time(what: str, *, detail: str | None = None, hint: str = "") -> Us
 
 
 class NoEventTime:
-    """Stands for the row at hand in a job without ``event_time=``, whose rows have no time.
-
-    >>> NoEventTime().timestamp
-    Traceback (most recent call last):
-    statebackend.errors.UsageError: ctx.timestamp needs event time. Hint: ...
-    """
+    """Stands for the row at hand in a job without ``event_time=``, whose rows have no time."""
 
     @property
     def timestamp(self) -> NoReturn:
@@ -83,15 +78,7 @@ class NoEventTime:
 
 
 class ProcessingTimers:
-    """The timers of a job without event time.
-
-    >>> from statebackend.backends import create_backend
-    >>> keyed = create_backend("reference").create_keyed_backend(int)
-    >>> keyed.set_current_key(1)
-    >>> ProcessingTimers(keyed.timers).register(10)
-    Traceback (most recent call last):
-    statebackend.errors.UsageError: a timer in event time needs event time. Hint: ...
-    """
+    """The timers of a job without event time."""
 
     __slots__ = ("_timers",)
 

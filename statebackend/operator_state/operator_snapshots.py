@@ -135,7 +135,6 @@ class StateView(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """True if there are none."""
         return not self.kept
 
     def described(self, name: str) -> dict[str, Any]:
@@ -231,7 +230,6 @@ def write_savepoint(
     parallelism: int,
     now: int | None = None,
 ) -> None:
-    """Write the states of one instance."""
     with savepoint.write_part(*operator_part(subtask_index, parallelism, now)) as part:
         for name in sorted(views):
             view = views[name]

@@ -207,7 +207,6 @@ class OutputSchema:
         return OutputSchema, (self.row_type,)
 
     def empty(self) -> pa.Table:
-        """A table without rows."""
         return self.arrow.empty_table()
 
     # --- from rows ---

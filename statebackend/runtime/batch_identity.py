@@ -336,7 +336,6 @@ class BatchRecord(NamedTuple):
     rows_at: int | None = None
 
     def to_json(self) -> dict[str, object]:
-        """The JSON form."""
         return self._asdict()
 
     @classmethod

@@ -40,7 +40,6 @@ class Stopwatch:
         return {name: round(seconds * 1000, 1) for name, seconds in self._parts.items()}
 
     def total(self) -> float:
-        """Seconds since it was made."""
         return time.perf_counter() - self._began
 
 

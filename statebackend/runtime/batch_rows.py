@@ -36,12 +36,6 @@ class Batch:
 
     ``watermark`` is that before the batch, ``clock`` what the clock tells, and ``idle`` the watermark if no row tells.
     ``survey`` is that of a larger batch which the table is a piece of. Rows that are ``in_order`` are not sorted.
-
-    >>> from statebackend.functions import map_with_state
-    >>> job = Job(map_with_state(lambda row, n: (None, 1), int), key="user")
-    >>> Batch(job, pa.table({"user": ["a", None]}))
-    Traceback (most recent call last):
-    statebackend.errors.SerializationTypeError: a key is null (column 'user', position 1, 1 of 2 rows). Hint: ...
     """
 
     def __init__(
@@ -97,7 +91,6 @@ class Batch:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows for the function."""
         return int(self.rows.num_rows)
 
     def broadcasts(self) -> Iterator[tuple[pa.Table, RowTimes | None]]:

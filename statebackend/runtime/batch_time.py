@@ -39,13 +39,7 @@ class BatchTimes(NamedTuple):
 
 
 class BatchTime:
-    """Decides the times of each batch of a job, whose ``store`` says how far the clock may jump.
-
-    >>> from statebackend.functions import map_with_state
-    >>> job = Job(map_with_state(lambda row, n: (None, n), int), key="user")
-    >>> BatchTime(job, None).committed
-    CheckpointTimes(now=None, watermark=None, rows_at=None)
-    """
+    """Decides the times of each batch of a job, whose ``store`` says how far the clock may jump."""
 
     def __init__(self, job: Job, clock: clocks.Clock | None, store: CheckpointStore | None = None) -> None:
         self._job = job

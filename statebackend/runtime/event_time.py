@@ -193,7 +193,6 @@ class RowTimes:
 
     @property
     def num_late(self) -> int:
-        """The number of late rows."""
         return int(np.count_nonzero(self.is_late))
 
     @property

@@ -90,12 +90,7 @@ ERROR_COLUMNS = ("error_class", "error_code")
 
 
 class Job:
-    """A function with its key, schema, backend and the columns that steer it. Picklable if the function is.
-
-    >>> from statebackend.functions import map_with_state
-    >>> Job(map_with_state(lambda row, n: (None, 1), int), key=["user", "item"]).columns
-    ('user', 'item')
-    """
+    """A function with its key, schema, backend and the columns that steer it. Picklable if the function is."""
 
     def __init__(
         self,
@@ -187,7 +182,6 @@ class Job:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the key."""
         return (self.key,) if isinstance(self.key, str) else self.key
 
     def fresh_function(self) -> ProcessFunction:
@@ -227,13 +221,7 @@ class Job:
         )
 
     def key_type(self, columns: Mapping[str, object]) -> Type:
-        """The type of the key, given the types of all columns in any notation; for a composite key, a ROW.
-
-        >>> from statebackend.functions import map_with_state
-        >>> job = Job(map_with_state(lambda row, n: (None, 1), int), key=["a"])
-        >>> job.key_type({"a": "int", "b": "string"})
-        ROW(a=INT)
-        """
+        """The type of the key, given the types of all columns in any notation; for a composite key, a ROW."""
         self.check_columns(list(columns))
         types = {name: of(columns[name]) for name in self.columns}
         return types[self.key] if isinstance(self.key, str) else ROW(**types)

@@ -330,7 +330,6 @@ class _OutputRows:
             self._finish_part()
 
     def taken(self) -> list[pa.Table]:
-        """Take away what is in Arrow."""
         parts, self._parts = self._parts, []
         return parts
 
@@ -343,7 +342,6 @@ class _OutputRows:
             raise (error if self._where is None else error.at(self._where)) from None
 
     def add_table(self, table: pa.Table) -> None:
-        """Add rows that are in Arrow."""
         if self.schema is None:
             self.output.take(rows_of(table))
             return
@@ -355,7 +353,6 @@ class _OutputRows:
             raise (error if self._where is None else error.at(self._where)) from None
 
     def result(self) -> pa.Table | list[object]:
-        """All that was added."""
         if self._writer is None:
             return self.output.rows
         if self._writer.count or not self._parts:
@@ -444,7 +441,6 @@ class BatchOutput:
                 self._add_to(collected, each)
 
     def result(self) -> Result:
-        """All that was added, for each output."""
         return {name: collected.result() for name, collected in self._all.items()}
 
 

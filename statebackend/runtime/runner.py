@@ -299,7 +299,6 @@ class Runner:
         raise gap(batch_id, self.last_id, self._store.uri, first_batch=first, has_acted=has_acted)
 
     def _next_ids(self) -> set[int]:
-        """The ids that the next batch may have."""
         last = self.last_id
         if last is not None:
             return {last + 1}

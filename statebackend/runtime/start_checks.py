@@ -40,7 +40,6 @@ def check_droppable(name: str, saved: Checkpoint | Savepoint) -> None:
 
 
 def names_of(saved: Checkpoint | Savepoint) -> list[str]:
-    """The names of all states of a checkpoint or savepoint."""
     return [name for _, name in _named(saved)]
 
 

@@ -186,7 +186,6 @@ class Task:
 
     @property
     def timers_fired(self) -> int:
-        """The number of timers that the last batch fired."""
         return 0 if self._timers is None else self._timers.fired - self._fired_before
 
     @property

@@ -174,7 +174,6 @@ class SinkDeliveries:
         return len(self._sinks)
 
     def schema(self, output: str) -> OutputSchema:
-        """The schema of an output."""
         return self._schemas[output]
 
     def partitions(self) -> dict[str, tuple[str, ...]]:

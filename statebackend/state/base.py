@@ -101,7 +101,6 @@ class _Iteration:
         return next(self._steps)
 
     def close(self) -> None:
-        """End the generator."""
         self._steps.close()
 
 

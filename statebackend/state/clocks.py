@@ -37,7 +37,6 @@ class SystemClock:
     __slots__ = ()
 
     def now(self) -> int:
-        """The machine's time, in milliseconds since 1970-01-01 UTC."""
         return time.time_ns() // 1_000_000
 
 

@@ -42,7 +42,6 @@ class MarkStack:
         return mark
 
     def points(self) -> list[Any]:
-        """The points of all open marks, oldest first."""
         return [mark.point for mark in self._marks]
 
     def newer_than(self, count: int) -> list[BackendMark]:
@@ -79,7 +78,6 @@ class MarkStack:
         return True
 
     def close(self) -> None:
-        """Close all marks."""
         for mark in self._marks:
             mark.is_open = False
         self._marks.clear()

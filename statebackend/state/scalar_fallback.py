@@ -46,7 +46,6 @@ class CallKeys:
         return self._encoder.decode_each(self.canonical)
 
     def taken(self, rows: list[int]) -> pa.Array:
-        """The keys of some rows, by their numbers."""
         keys = [self.canonical[row] for row in rows]
         return self._encoder.decode_many(canonical_batch(keys, self._encoder.kind))
 

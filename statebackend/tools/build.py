@@ -117,7 +117,6 @@ class _Source:
             self._filled = _add
 
     def fill(self, state: Any, keys: pa.Array, batch: pa.RecordBatch) -> None:
-        """Write the rows of a batch."""
         columns = [batch[name] for name in self._names]
         there = columns[0].is_valid()  # values, lists, maps, or map keys
         if columns[0].null_count:

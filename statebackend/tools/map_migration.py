@@ -254,7 +254,6 @@ class _Pickles:
         yield from stored.items()
 
     def columns(self, keys: list[bytes], values: list[bytes | None]) -> tuple[pa.Array, pa.Array]:
-        """The columns of entries."""
         types = self._descriptor.config()["types"]
         return to_column(keys, types["key"]), to_column(values, types["value"])
 

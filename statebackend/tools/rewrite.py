@@ -226,11 +226,9 @@ class _Copy:
         )
 
     def opened(self) -> Checkpoint:
-        """The copy, once it exists."""
         return self._store.open(self._source.id)
 
     def moved(self, snapshot: StateSnapshot) -> StateSnapshot:
-        """Copy the files of a snapshot as they are."""
         return dataclasses.replace(snapshot, files=self.files(snapshot.files))
 
     def files(self, files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:

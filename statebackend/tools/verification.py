@@ -165,7 +165,6 @@ class _Verification:
             self._found.append((file, list(keys), error))
 
     def report(self) -> Report:
-        """Check everything."""
         metadata = self._read_metadata()
         for name in self._others:
             with self._noting(name):

@@ -132,7 +132,6 @@ def utf8(value: Any) -> bytes:
 
 
 def text_from_utf8(data: bytes) -> str:
-    """Decode UTF-8 bytes."""
     try:
         return str(data, "utf-8")
     except UnicodeDecodeError as error:
@@ -142,7 +141,6 @@ def text_from_utf8(data: bytes) -> str:
 
 
 def raw_bytes(value: Any) -> bytes:
-    """The bytes of a bytes, bytearray or memoryview."""
     if type(value) is bytes:
         return value
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -186,7 +184,6 @@ def days(value: Any) -> int:
 
 
 def from_days(number: int) -> datetime.date:
-    """The date this many days after 1970-01-01."""
     try:
         return datetime.date.fromordinal(number + _EPOCH_ORDINAL)
     except (ValueError, OverflowError):

@@ -298,7 +298,6 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
         return state._expiry_metrics()
 
     def metrics(self) -> dict[str, Any]:
-        """Entries, bytes and copies, in all and by state."""
         metrics = super().metrics()
         for name, state in self._states.items():
             metrics["states"][name].update(state._metrics())
@@ -372,7 +371,6 @@ class MutationWatcher:
         noted.append(_WatchedObject(value, data, state.backend._key_group, self._checks))
 
     def note_all(self, state: Any, values: list[Any]) -> None:
-        """Note objects that were appended to the current key's list."""
         for value in values:
             self.note(state, value)
 
@@ -399,7 +397,6 @@ class MutationWatcher:
         self._checks += 1
 
     def start_over(self) -> None:
-        """Forget everything: the state has been replaced."""
         self._noted.clear()
         self._found = None
 

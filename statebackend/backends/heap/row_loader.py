@@ -114,7 +114,6 @@ class _TableLoader:
 
     @property
     def _options(self) -> dict[str, Any]:
-        """The options that every kernel takes."""
         return {"namespace": self._numbers, "threads": self._backend.threads}
 
     # --- what rows do ---
@@ -185,7 +184,6 @@ class _TableLoader:
         _each_row(self._maps.remove, canonical_list(keys), canonical_list(map_keys), self._numbers)
 
     def _drop(self, keys: Any) -> None:
-        """Remove whatever the keys have."""
         one: Callable[..., Any] | None = None
         if self._maps is not None:
             one = self._maps.clear

@@ -228,8 +228,6 @@ class HeapColumns(ColumnsState):
 
 
 class HeapSingleColumns(HeapColumns, SingleColumns):
-    """States with one value for a key."""
-
     __slots__ = ()
 
     _shown: Any
@@ -255,8 +253,6 @@ class HeapSingleColumns(HeapColumns, SingleColumns):
 
 
 class HeapValueState(ValueHandle, HeapSingleColumns, ValueColumns):
-    """A value."""
-
     __slots__ = ()
 
     def _write_column(self, call: VectorisedCall, column: Column) -> None:
@@ -421,20 +417,14 @@ class HeapMapState(MapTableHandle, HeapColumns, MapColumns):
 
 
 class HeapReducingState(AddingHandle, HeapAddingColumns, ReducingState):
-    """A reduced value."""
-
     __slots__ = ()
 
 
 class HeapAggregatingState(AddingHandle, HeapAddingColumns, AggregatingState):
-    """An accumulator of an aggregate."""
-
     __slots__ = ()
 
 
 class HeapFoldingState(AddingHandle, HeapAddingColumns, FoldingState):
-    """An accumulator of a fold."""
-
     __slots__ = ()
 
 
@@ -449,7 +439,6 @@ _CLASSES: dict[str, type[Handle]] = {
 
 
 def make_state(backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
-    """Make a handle and the first table for a new state."""
     return make_handle(_CLASSES[descriptor.kind], backend, descriptor)
 
 

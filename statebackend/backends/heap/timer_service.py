@@ -80,8 +80,6 @@ def _times(columns: dict[str, Array]) -> dict[str, Array]:
 
 
 class _TimerRows(TableRows):
-    """Timers in the entries of their keys."""
-
     def take(self, rows: Any) -> TableRows:
         return _TimerRows(self.state, self._entries.take(rows), None, self._left_out)
 

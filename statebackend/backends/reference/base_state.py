@@ -75,11 +75,9 @@ class NestedTable:
         self._journal = journal
 
     def get(self, at: EntryKey) -> Any:
-        """The value stored there; None if there is none."""
         return self._groups.get(at.group, {}).get(at.namespace, {}).get(at.key)
 
     def put(self, at: EntryKey, stored: Any) -> None:
-        """Store a value in place of the old one."""
         if self._journal.is_open:
             self._journal.old.append((self, at, self.get(at)))
         self._groups.setdefault(at.group, {}).setdefault(at.namespace, {})[at.key] = stored
@@ -164,7 +162,6 @@ class ReferenceState(KeyedState, Generic[S]):
         return self._backend
 
     def redeclare(self, descriptor: StateDescriptor) -> None:
-        """Apply a newer descriptor of the same state."""
         self._descriptor = descriptor
 
     # --- places and time ---
@@ -233,7 +230,6 @@ class ReferenceState(KeyedState, Generic[S]):
         return done
 
     def oldest_timestamp(self) -> int | None:
-        """The oldest timestamp of what has not expired."""
         found = [self._timestamps(stored) for _, stored in self.table]
         alive = [each for each in itertools.chain(*found) if not expired(each, self._ttl or 1, self._now())]
         return min(alive, default=None)
@@ -271,7 +267,6 @@ class ReferenceState(KeyedState, Generic[S]):
         return stored is not None and self._any(stored, self._visible)
 
     def is_alive(self, stored: S) -> bool:
-        """Return True if any part of it has not expired."""
         return self._any(stored, lambda stamped: not self._expired(stamped))
 
     def clear(self) -> None:

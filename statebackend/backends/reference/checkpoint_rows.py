@@ -28,7 +28,6 @@ class TimerState(NamedTuple):
 
 
 def checkpoint_states(backend: ReferenceKeyedBackend) -> list[Any]:
-    """All states, and the timers."""
     timers = backend._timers.tables().items()  # type: ignore[union-attr]
     return [*backend._states.values(), *(TimerState(timer_state(domain), table) for domain, table in timers)]
 
@@ -80,7 +79,6 @@ class ReferencePoints(ChangePoints):
         return self._opened
 
     def go_back_to(self, number: int) -> None:
-        """Void the points that were opened after this number."""
         self.held = [each for each in self.held if each.number < number]
 
     def open(self) -> StateCopies:

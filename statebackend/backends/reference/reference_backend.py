@@ -65,8 +65,6 @@ class ReferenceBackend(StateBackend):
 
 
 class ReferenceKeyedBackend(CheckpointedKeyedBackend):
-    """Keyed state in nested dicts, with a journal for marks."""
-
     _states: dict[str, ReferenceState[Any]]  # type: ignore[assignment]
 
     def __init__(self, key_type: Any, **options: Any) -> None:
@@ -285,7 +283,6 @@ class ReferenceTimers(Timers):
         return sorted(self._tables[checked_domain(domain)].get(self._backend.place()) or ())
 
     def tables(self) -> dict[str, NestedTable]:
-        """The table of each domain; it stores frozensets of times."""
         return self._tables
 
     def _take_due(self, now: int, domain: str) -> int | None:

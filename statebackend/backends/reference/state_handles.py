@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 class ReferenceListState(ReferenceState["tuple[StampedValue, ...]"], KeyedListState):
-    """A list."""
-
     def __init__(self, backend: ReferenceKeyedBackend, descriptor: Any) -> None:
         super().__init__(backend, descriptor)
         self._serializer = serializer_for(descriptor.element_type)
@@ -97,8 +95,6 @@ class ReferenceListState(ReferenceState["tuple[StampedValue, ...]"], KeyedListSt
 
 
 class ReferenceMapState(ReferenceState["dict[Any, StampedValue]"], MapState):
-    """A map."""
-
     def __init__(self, backend: ReferenceKeyedBackend, descriptor: Any) -> None:
         super().__init__(backend, descriptor)
         self._encoder = key_encoder(descriptor.key_type)
@@ -303,8 +299,6 @@ class _SingleState(ReferenceState[StampedValue]):
 
 
 class ReferenceValueState(_SingleState, ValueState):
-    """A value."""
-
     def value(self) -> Any:
         value = self._read()
         return self._descriptor.default_copy() if value is None else value
@@ -343,8 +337,6 @@ class _AddingState(_SingleState):
 
 
 class ReferenceReducingState(_AddingState, ReducingState):
-    """A reduced value."""
-
     def _added(self, old: Any, value: Any) -> Any:
         return value if old is None else self._backend._run(self._descriptor.reduce, old, value)
 
@@ -353,8 +345,6 @@ class ReferenceReducingState(_AddingState, ReducingState):
 
 
 class ReferenceAggregatingState(_AddingState, AggregatingState):
-    """An accumulator of an aggregate."""
-
     def get(self) -> Any:
         accumulator = self._read()
         if accumulator is None:
@@ -370,8 +360,6 @@ class ReferenceAggregatingState(_AddingState, AggregatingState):
 
 
 class ReferenceFoldingState(_AddingState, FoldingState):
-    """An accumulator of a fold."""
-
     def _added(self, old: Any, value: Any) -> Any:
         run = self._backend._run
         return run(self._descriptor.fold, run(self._descriptor.initial_copy) if old is None else old, value)

@@ -114,7 +114,6 @@ class ChangeLog:
         return sum(map(len, self._segments[self._segments.index(segment) :]))
 
     def close(self) -> None:
-        """Forget everything."""
         for segment in self._segments:
             segment.is_valid = False
         self._segments.clear()

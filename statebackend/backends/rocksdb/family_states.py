@@ -181,7 +181,6 @@ class RocksDbState(ColumnsState):
         return holds_objects or self._at_own_times(times) or super()._by_rows(call, times)
 
     def _at_own_times(self, times: Any) -> bool:
-        """Return True if each row uses its own time."""
         return times is not None and self.ttl != 0
 
     def _begin(self, own: Array | None) -> None:

@@ -121,7 +121,6 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
 
     @property
     def encoder(self) -> Any:
-        """The encoder of keys."""
         return self._encoder
 
     def begin_call(self) -> None:
@@ -129,7 +128,6 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
         self._called_at = None if type(self._clock) is clocks.SystemClock else self._work_time()
 
     def call_time(self, in_event_time: bool) -> int:
-        """The time of the running vectorised call."""
         assert self._fixed_now is not None
         return self._event_now if in_event_time and self._event_now is not None else self._fixed_now
 

@@ -55,16 +55,13 @@ class NativeFamily(NamedTuple):
 
     @property
     def is_list(self) -> bool:
-        """True if values are merged."""
         return self.layout.endswith("list")
 
     def to_json(self) -> dict[str, Any]:
-        """The form in the file."""
         return self._asdict()
 
     @classmethod
     def read(cls, data: object) -> NativeFamily:
-        """Read what `to_json` gave."""
         members = members_of(data, "a column family", set(cls._fields))
         layout = instance(members["layout"], str, "the layout of a column family")
         if layout not in _LAYOUTS:
@@ -85,7 +82,6 @@ def families_bytes(families: Iterable[NativeFamily], version: str) -> bytes:
 
 
 def read_families(content: bytes, name: str) -> list[NativeFamily]:
-    """Read the content of the file ``name``."""
     try:
         data = instance(json.loads(content), dict, "the file")
         if integer(data.get("format"), "the format", 1) > FORMAT:
@@ -108,8 +104,6 @@ def read_families(content: bytes, name: str) -> list[NativeFamily]:
 
 
 class _Opaque(Serializer):
-    """Leaves bytes as they are."""
-
     is_immutable = True
 
     def __init__(self, width: int | None) -> None:
@@ -135,7 +129,6 @@ class StandInDescriptor(NamedTuple):
     ttl_config: Any
 
     def stored_types(self) -> Mapping[str, Type]:
-        """The types by role."""
         return self.types
 
 
@@ -174,7 +167,6 @@ class UndeclaredTable:
         self.has_namespaces = has_namespaces
 
     def note_namespaces(self) -> None:
-        """There is a namespace in it."""
         self.has_namespaces = True
 
 

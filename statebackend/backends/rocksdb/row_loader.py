@@ -90,14 +90,12 @@ class SortBuffer:
         self._files.give_up()
 
     def add(self, keys: Runs, values: Runs) -> None:
-        """Put rows behind those that are there."""
         self._parts.append((keys, values))
         self._bytes += len(keys[1]) + len(values[1]) + _BYTES_PER_ROW * (len(keys[0]) - 1)
         if self._bytes >= GATHERED_BYTES:
             self._write_parts(is_end=False)
 
     def write(self) -> None:
-        """Have all rows in the database."""
         rows = sum(len(keys[0]) - 1 for keys, _ in self._parts)
         if self._writing is None and rows < FEWEST_IN_FILE:
             parts, self._parts, self._bytes = self._parts, [], 0
@@ -197,7 +195,6 @@ def composed_keys(backend: RocksDbKeyedBackend, state: Any, op: Op, rows: pa.Rec
 
 
 def _stored(state: Any, rows: pa.RecordBatch) -> Runs:
-    """The values of rows as they are stored."""
     descriptor = state.descriptor
     value_type = descriptor.stored_types()[value_role(descriptor.kind)]
     stamps = rows["timestamp"] if descriptor.ttl_config is not None else None
@@ -252,7 +249,6 @@ def _serialised(column: pa.Array, declared: Type) -> tuple[Runs, Array | None]:
 
 
 def _runs(column: pa.Array) -> Runs:
-    """Offsets and bytes of a column of bytes."""
     if not pa.types.is_large_binary(column.type):
         column = column.cast(pa.large_binary())
     _, offsets, data = column.buffers()

@@ -272,7 +272,6 @@ class Scratch:
         return self.database.create_column_family(name, options)
 
     def options_of(self, family: ColumnFamily) -> Options:
-        """What a column family was made with."""
         return self._family_options[family.name]
 
     def hold(self) -> None:

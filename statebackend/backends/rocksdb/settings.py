@@ -34,8 +34,6 @@ LARGEST_LIMIT = 1 << 62
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The options of `RocksDbBackend`."""
-
     local_dir: str | None = None
     memory_limit: int = 256 << 20
     predefined: str = "DEFAULT"
@@ -136,7 +134,6 @@ PREDEFINED = {
 
 
 def predefined(name: str) -> Predefined:
-    """Return Flink's set of options of this name."""
     if name not in list(PREDEFINED):  # which need not be hashable to be refused
         raise UsageError(
             "there are no predefined options of this name",

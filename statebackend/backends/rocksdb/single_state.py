@@ -49,7 +49,6 @@ class _DistinctKeys(NamedTuple):
     numbers: int | Array
 
     def chosen(self, rows: Array) -> _DistinctKeys:
-        """Some of them."""
         numbers = self.numbers[rows] if isinstance(self.numbers, np.ndarray) else self.numbers
         spaces = None if self.spaces is None else self.spaces.take(rows)
         return _DistinctKeys(take_rows(self.keys, rows), spaces, numbers)
@@ -125,8 +124,6 @@ class RocksDbSingleState(RocksDbState, SingleColumns):
 
 
 class RocksDbValueState(ValueHandle, RocksDbSingleState, ValueColumns):
-    """A value."""
-
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
         RocksDbState.__init__(self, backend, descriptor, descriptor.type)
 
@@ -141,8 +138,6 @@ class RocksDbValueState(ValueHandle, RocksDbSingleState, ValueColumns):
 
 
 class RocksDbAddingState(RocksDbSingleState, AddingColumns):
-    """Reducing, aggregating and folding states."""
-
     # Of the handles.
     _add_in_order: Callable[..., None]
 
@@ -239,8 +234,6 @@ class RocksDbAddingState(RocksDbSingleState, AddingColumns):
 
 
 class RocksDbReducingState(AddingHandle, RocksDbAddingState, ReducingState):
-    """A reduced value."""
-
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
         RocksDbState.__init__(self, backend, descriptor, descriptor.type)
 
@@ -249,8 +242,6 @@ class RocksDbReducingState(AddingHandle, RocksDbAddingState, ReducingState):
 
 
 class RocksDbAggregatingState(AddingHandle, RocksDbAddingState, AggregatingState):
-    """An accumulator of an aggregate."""
-
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
         RocksDbState.__init__(self, backend, descriptor, descriptor.accumulator_type)
         where = f"state {descriptor.name!r}"
@@ -261,7 +252,5 @@ class RocksDbAggregatingState(AddingHandle, RocksDbAddingState, AggregatingState
 
 
 class RocksDbFoldingState(AddingHandle, RocksDbAddingState, FoldingState):
-    """An accumulator of a fold."""
-
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
         RocksDbState.__init__(self, backend, descriptor, descriptor.type)

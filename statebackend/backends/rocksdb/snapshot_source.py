@@ -171,8 +171,6 @@ class RocksDbPoints(CompiledPoints):
 
 
 class _Rows(NamedTuple):
-    """Rows in the order of their composite keys."""
-
     keys: Runs
     values: Runs
 
@@ -180,7 +178,6 @@ class _Rows(NamedTuple):
         return len(self.keys[0]) - 1
 
     def picked(self, rows: Array, begin: Array | None = None) -> _Rows:
-        """Some of the rows; each value from a byte on, if these are given."""
         return _Rows(picked(*self.keys, rows), picked(*self.values, rows, begin))
 
 

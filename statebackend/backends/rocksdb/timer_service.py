@@ -252,18 +252,15 @@ class RocksDbTimers(Timers):
     # --- marks ---
 
     def mark(self) -> _TimerMark:
-        """What `return_to` needs to find back."""
         queues = self.queues.items()
         return _TimerMark(
             {name: each.count for name, each in queues}, {name: each.floor for name, each in queues}
         )
 
     def return_to(self, mark: _TimerMark) -> None:
-        """Follow a rollback of the tables."""
         for domain, queue in self.queues.items():
             queue.count = mark.counts.get(domain, 0)
             queue.floor = mark.floors.get(domain, b"")
 
     def close(self) -> None:
-        """Let go of the tables."""
         self.queues.clear()

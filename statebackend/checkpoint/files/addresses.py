@@ -106,7 +106,6 @@ def parse_object_address(address: str) -> ObjectAddress:
 
 
 def _rename_options(options: dict[str, str]) -> None:
-    """Give options with Arrow's names those that obstore knows."""
     endpoint, scheme = options.pop("endpoint_override", ""), options.pop("scheme", "")
     if endpoint:
         options["endpoint"] = endpoint if "://" in endpoint else f"{scheme or 'https'}://{endpoint}"

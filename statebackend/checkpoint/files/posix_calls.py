@@ -34,7 +34,6 @@ class PosixCalls:
     """One method per call. Each raises `OSError` as the system does."""
 
     def create(self, path: str) -> int:
-        """Open a new file for writing; it must not exist."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, descriptor: int, data: memoryview) -> int:
@@ -85,7 +84,6 @@ class PosixCalls:
         os.mkdir(path)
 
     def remove_folder(self, path: str) -> None:
-        """Remove an empty folder."""
         os.rmdir(path)
 
     def remove(self, path: str) -> None:
@@ -128,7 +126,6 @@ class PosixCalls:
         return found.f_bavail * found.f_frsize
 
     def read(self, path: str) -> bytes:
-        """A whole file."""
         with open(path, "rb") as file:
             return file.read()
 

@@ -42,19 +42,15 @@ class TargetFolder(ABC):
         self._files.make_folder(folder)
 
     def size(self, name: str) -> int | None:
-        """The file's size in bytes; None if there is no such file."""
         return self._files.size(name)
 
     def names(self, folder: str = "") -> list[str]:
-        """The names in a folder, sorted; none if there is no such folder."""
         return self._files.names(folder)
 
     def open_input(self, name: str) -> pa.NativeFile:
-        """The file as a seekable ``pyarrow.NativeFile``; `FileNotFoundError` if it does not exist."""
         return self._files.open_input(name)
 
     def address(self, name: str) -> str:
-        """The file's path or uri in the form that other programs take."""
         return self._files.address(name)
 
     @abstractmethod

@@ -121,7 +121,6 @@ class DataFileReader:
 
     @property
     def states(self) -> list[str]:
-        """The names of its states, in file order."""
         return list(self._states)
 
     @property

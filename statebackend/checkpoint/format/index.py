@@ -130,7 +130,6 @@ class Trailer(NamedTuple):
     footer_checksum: int
 
     def encode(self) -> bytes:
-        """Encode it as bytes."""
         body = TRAILER.pack(*self, VERSION, MAGIC, 0)[:-4]
         return body + struct.pack("<I", crc32c(body))
 

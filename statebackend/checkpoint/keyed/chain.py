@@ -124,7 +124,6 @@ class Chain(NamedTuple):
 
     @property
     def deltas(self) -> tuple[StoredFile, ...]:
-        """The files after the base."""
         return tuple(file for file in self.files if file.kind == "delta")
 
     def is_kept_for(self, writer: DataWriter) -> bool:

@@ -269,16 +269,6 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
         Its time is the clock's time at the last operation that may have changed something, if this backend has a clock
         and has worked. Otherwise it is the time of the checkpoint that was restored or committed last, or None.
-
-        >>> import tempfile
-        >>> from statebackend.state import ValueStateDescriptor
-        >>> from statebackend.backends import create_backend
-        >>> keyed = create_backend("reference").create_keyed_backend(int)
-        >>> keyed.get_value_state(ValueStateDescriptor("name", str)).update_many([7], ["Ann"])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = keyed.savepoint(folder + "/savepoint")
-        ...     pa.parquet.read_table(folder + "/savepoint/keyed/name").to_pylist()
-        [{'key': 7, 'value': 'Ann'}]
         """
         self._check_open()
         now = self._log.committed_now if self._worked_at is None else _stored_time(self._worked_at)

@@ -162,7 +162,6 @@ def lists_joined(rows: pa.Table, live: Rows, numbers: Rows) -> tuple[pa.Table, R
 
 
 def _joined(lists: pa.ChunkedArray, starts: Rows) -> pa.Array:
-    """The lists from each start to the next, joined into one list."""
     (chunk,) = lists.chunks
     ends = np.cumsum(pc.list_value_length(chunk).to_numpy(zero_copy_only=False))
     offsets = np.concatenate(([0], ends))[np.append(starts, len(chunk))]
@@ -190,7 +189,6 @@ class Backoff:
         return self._to_wait < 0
 
     def failed(self) -> None:
-        """An attempt has failed, or could not be made."""
         self._failures = min(self._failures + 1, _MOST_DOUBLINGS)
         self._to_wait = 2**self._failures
 
@@ -199,7 +197,6 @@ class Backoff:
         self._to_wait = _PAUSE
 
     def succeeded(self) -> None:
-        """An attempt has succeeded."""
         self._failures = self._to_wait = 0
 
 

@@ -34,7 +34,6 @@ class StateDescription:
 
     @classmethod
     def of(cls, descriptor: StateDescriptor) -> StateDescription:
-        """Describe a declared state."""
         return cls(descriptor.name, **descriptor.config())
 
     @classmethod
@@ -96,7 +95,6 @@ class StateDescriptions:
 
     @cached_property
     def by_name(self) -> list[StateDescription]:
-        """The descriptions, sorted by name."""
         described = [
             each if isinstance(each, StateDescription) else StateDescription.of(each) for each in self.states
         ]
@@ -104,7 +102,6 @@ class StateDescriptions:
 
     @cached_property
     def checked(self) -> CheckedStates:
-        """The descriptions in the form of a `StateSnapshot`."""
         return checked_states(each.to_json() for each in self.by_name)
 
 

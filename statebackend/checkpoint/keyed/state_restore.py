@@ -149,7 +149,6 @@ class RestoredStates(dict[str, RestoredState]):
 
 
 def keyed_snapshots(checkpoint: Checkpoint) -> list[StateSnapshot]:
-    """The snapshots of keyed state in a checkpoint."""
     return [each for each in checkpoint.snapshots if each.extra.get("part") == PART]
 
 

@@ -97,7 +97,6 @@ class Encryption:
         return n_blocks * self.block + max(rest - self.overhead, 0)
 
     def plain(self, name: str, stored: BytesLike) -> bytes:
-        """The plain text of a whole file."""
         view = memoryview(stored)
         self.plain_size(name, len(view))
         step = self.block + self.overhead
@@ -161,7 +160,6 @@ class EncryptedBlocks:
         self._rest += view[at:]
 
     def rest(self) -> Iterator[bytes]:
-        """The last block, if there is one."""
         if self._rest:
             block = bytes(self._rest)
             self._rest.clear()

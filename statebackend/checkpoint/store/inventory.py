@@ -32,7 +32,6 @@ class Inventory(CheckpointReader):
 
     @classmethod
     def of(cls, store: CheckpointReader | str | os.PathLike[str]) -> Inventory:
-        """The inventory of a store, given as an object or by its path or uri."""
         if isinstance(store, CheckpointReader):
             return cls(store.uri, encryption=store.encryption, _files=store._files)
         return cls(store)
@@ -64,7 +63,6 @@ class Inventory(CheckpointReader):
         return {name for name in found if is_data_file(name)}
 
     def size_of(self, name: str) -> int:
-        """The size of a file in bytes; 0 if it is not there."""
         with storing(f"looking for {name}"):
             return self._files.size(name) or 0
 

@@ -69,7 +69,6 @@ class CheckpointRun(NamedTuple):
     length: int
 
     def checkpoints(self) -> list[CheckpointKey]:
-        """Its checkpoints, by ascending ids."""
         return [
             CheckpointKey(self.first_id + step, entry_name(self.first_sequence + step))
             for step in range(self.length)
@@ -263,7 +262,6 @@ class LogState(CheckedRecord):
 
     @classmethod
     def from_json(cls, data: object) -> LogState:
-        """Read the JSON form, which is part of an entry."""
         # Versions before 0.1.0 put damaged entries into "unknown".
         names = {"incarnation", "kept", "restarts", "times", "outputs_from", "swept", "unknown"}
         members = members_of(data, "the state of the log", names, {_OLD, "dropped_states"})
@@ -365,12 +363,10 @@ class Record(CheckedRecord):
             raise Malformed("a record has members of another kind")
 
     def to_json(self) -> JsonObject:
-        """Its members of the entry that has it."""
         return {name: getattr(self, name) for name in _OWN}
 
     @classmethod
     def of_entry(cls, members: JsonObject) -> Record:
-        """Read the record from the members of an entry."""
         own = members_of(members["record"], "the record", {*_OWN} - {"dropped_state"}, {"dropped_state"})
         if own["upon"] is not None:
             own["upon"] = CheckpointKey(*_pair(own["upon"]))
@@ -553,7 +549,6 @@ def _listed(files: StoreFiles) -> tuple[str, ...]:
 
 
 def _read(files: StoreFiles, name: str) -> bytes:
-    """Read a small file; `FileNotFoundError` if it does not exist."""
     with storing(f"reading {name}", missing=partial(FileNotFoundError, name)):
         return files.read(name)
 

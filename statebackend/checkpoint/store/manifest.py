@@ -126,7 +126,6 @@ class CheckedStates(tuple[dict[str, Any], ...]):
 
 
 def checked_states(states: Iterable[dict[str, Any]]) -> CheckedStates:
-    """Check descriptions of states, once."""
     if isinstance(states, CheckedStates):
         return states
     made = CheckedStates(states)

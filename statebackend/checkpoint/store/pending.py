@@ -92,7 +92,6 @@ class WritingThreads:
             raise
 
     def at_work(self) -> int:
-        """How many pieces of work are not done."""
         return self._at_work if self._at_work == 0 or self._process == os.getpid() else 0
 
     def _count(self, change: int) -> None:

@@ -415,7 +415,6 @@ class _SyncQueue:
             self.settle()
 
     def settle(self) -> None:
-        """Make them durable, with their folders."""
 
         def settle(waiting: tuple[_Sink, str, list[str]]) -> None:
             sink, folder, made = waiting
@@ -430,7 +429,6 @@ class _SyncQueue:
             self.drop()
 
     def drop(self) -> None:
-        """Remove those that are not durable."""
         sinks, self._sinks = self._sinks, []
         for sink, _, _ in sinks:
             sink.close()
@@ -468,7 +466,6 @@ class _Sink(io.RawIOBase):
         return len(view)
 
     def finish(self) -> None:
-        """Make the content durable."""
         assert self._sink is not None
         with storing("syncing a file of a savepoint"):
             self._sink.finish()

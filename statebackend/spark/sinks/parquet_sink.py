@@ -54,8 +54,6 @@ class LoggedFile(NamedTuple):
 
 
 class SinkLog:
-    """The log of a place."""
-
     def __init__(self, place: TargetFolder) -> None:
         self._place = place
 
