@@ -239,7 +239,10 @@ class Hosts:
     def _serve(self, link: Link, role: str) -> None:
         said = link.receive(self._silence).header
         if role == PULSES_LINK:
-            self._begin_pulse(link, said)
+            with self._changed:
+                host = self._hosts.get(said["number"])
+            if host is not None and host.generation == said["generation"]:
+                host.begin_pulse(link, self._silence)
             return
         why_not = self._why_not(said, role)
         share = None if why_not else self._share()
@@ -399,12 +402,6 @@ class Hosts:
         host.lose()
 
     # --- life ---
-
-    def _begin_pulse(self, link: Link, said: Mapping[str, Any]) -> None:
-        with self._changed:
-            host = self._hosts.get(said["number"])
-        if host is not None and host.generation == said["generation"]:
-            host.begin_pulse(link, self._silence)
 
     def _watch(self) -> None:
         told: dict[RegisteredHost, int] = {}

@@ -134,7 +134,7 @@ class PieceStorage(Protocol):
 
 
 class Piece:
-    """A piece that comes in, made by `PieceStaging.begin`. Its messages come from one thread; any thread may drop it."""
+    """A piece that comes in, made by `PieceStaging.begin`. One thread adds its messages; any may drop it."""
 
     def __init__(self, room: PieceStorage, tag: PieceId, schema: pa.Schema) -> None:
         self.tag = tag

@@ -57,16 +57,12 @@ def encoded_keys(encoder: KeyEncoder, keys: Any) -> Any:
         if isinstance(keys, pa.Array):
             runs = _runs(keys, declared, _KEYS, True)
         elif isinstance(keys, list):
-            runs = _runs_of_objects(keys, declared)
+            ends = np.empty(len(keys) + 1, dtype=np.int64)
+            data = type_codec(declared).encode_keys(keys, ends)
+            runs = None if data is None else (ends, np.frombuffer(data, dtype=np.uint8))
         if runs is not None:
             return runs
     return encoder.encode_many(keys)
-
-
-def _runs_of_objects(keys: list[Any], declared: Type) -> ByteRuns | None:
-    ends = np.empty(len(keys) + 1, dtype=np.int64)
-    data = type_codec(declared).encode_keys(keys, ends)
-    return None if data is None else (ends, np.frombuffer(data, dtype=np.uint8))
 
 
 def decoded_keys(encoder: KeyEncoder, canonical: Any) -> pa.Array:
@@ -112,10 +108,6 @@ def _form(declared: Type, rules: _Rules, limit: int) -> dict[str, Any] | None:
     if layout.family in ("float", "integer", "time"):
         return {"form": "NUMBER"}
     return {"form": declared.name} if layout.family in ("boolean", "bytes") else None
-
-
-def _unlimited(declared: Type) -> int:
-    return 2**63 if declared.fixed_width == 8 else 2**128 - 1
 
 
 def _power(declared: Type) -> int:
@@ -296,7 +288,8 @@ def _sink(declared: Type, rules: _Rules) -> SinkPart | None:
             return None  # as keys of a map, the user's class decides which of them are equal
         form = {"form": "RECORD" if is_record else declared.name}
     else:
-        form = _form(declared, rules, _power(declared) if rules.as_python else _unlimited(declared))
+        unlimited = 2**63 if declared.fixed_width == 8 else 2**128 - 1
+        form = _form(declared, rules, _power(declared) if rules.as_python else unlimited)
         if form is not None and form["form"] not in ("BOOL", "STRING", "BYTES"):
             form["stride"] = declared.arrow.byte_width
     if form is None:

@@ -273,16 +273,12 @@ def _same(namespace: Any) -> Any:
     return namespace
 
 
-def _window(namespace: TimeWindow) -> dict[str, int]:
-    return {"start": namespace.start, "end": namespace.end}
-
-
 #: For namespaces of a single sort: the type of their column, and the conversion into it.
 _SORTS: dict[type, tuple[pa.DataType, Callable[[Any], Any]]] = {
     int: (pa.int64(), _same),
     str: (pa.string(), _same),
     bytes: (pa.binary(), _same),
-    TimeWindow: (WINDOW, _window),
+    TimeWindow: (WINDOW, lambda window: {"start": window.start, "end": window.end}),
 }
 
 

@@ -114,10 +114,6 @@ _PIECE_ROWS = 65_536
 _PIECE_BYTES = 32 << 20
 
 
-def _as_kept(kept: Any) -> Any:
-    return kept
-
-
 class StateView(NamedTuple):
     """A state at one moment."""
 
@@ -127,7 +123,7 @@ class StateView(NamedTuple):
     #: The object that holds the state. It never changes: a change makes another one.
     kept: Any
     #: Converts that object to stored elements, or to pairs of stored key and value.
-    read: Callable[[Any], Sequence[Any]] = _as_kept
+    read: Callable[[Any], Sequence[Any]] = lambda kept: kept
 
     def rows(self) -> Sequence[Any]:
         """Stored elements, or pairs of stored key and value. O(n)."""

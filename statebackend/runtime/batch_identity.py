@@ -97,19 +97,16 @@ class _Columns:
         if tag == "null":
             row_digest.add_nulls(*_seeds(path), lanes)
         elif tag == "struct":
-            self._add_structs(column, path, lanes)
+            fields = _zeros(len(column))
+            for place, field in enumerate(column.type):
+                self.add(column.field(place), path, (place, field.name), fields)
+            row_digest.add_records(fields, *_validity(column), *_seeds(path), lanes)
         elif tag in ("list", "map"):
             self._add_lists(column, path, lanes)
         elif tag in ("string", "binary") or tag.startswith(_LONG):
             _add_bytes(column, path, lanes)
         else:
             _add_numbers(column, path, lanes)
-
-    def _add_structs(self, column: pa.StructArray, path: _Path, lanes: _Lanes) -> None:
-        fields = _zeros(len(column))
-        for place, field in enumerate(column.type):
-            self.add(column.field(place), path, (place, field.name), fields)
-        row_digest.add_records(fields, *_validity(column), *_seeds(path), lanes)
 
     def _add_lists(self, column: pa.Array, path: _Path, lanes: _Lanes) -> None:
         is_map = pa.types.is_map(column.type)
@@ -132,7 +129,8 @@ class _Columns:
         dictionary, indices = column.dictionary, column.indices
         path: _Path = (*parents, (*at, _tag(_readable(dictionary).type)))
         known, distinct = self._dictionaries.get(path, (None, _zeros(0)))
-        if known is None or not _is_same(known, dictionary):
+        # The known one is held, so nothing else can be stored in its memory.
+        if known is None or _place_of(known) != _place_of(dictionary):
             distinct = _zeros(len(dictionary))
             self.add(dictionary, parents, at, distinct)
             self._dictionaries[path] = dictionary, distinct
@@ -214,11 +212,6 @@ def _validity(column: pa.Array) -> tuple[NDArray[np.uint8] | None, int]:
     """The validity bits (None if no value is null), and the position of the first."""
     bits = column.buffers()[0] if column.null_count else None
     return (None if bits is None else np.frombuffer(bits, np.uint8)), column.offset
-
-
-def _is_same(one: pa.Array, other: pa.Array) -> bool:
-    """Return True if two arrays share their memory. The first is held, so nothing else can be stored there."""
-    return bool(_place_of(one) == _place_of(other))
 
 
 def _place_of(column: pa.Array) -> tuple[int, int, list[int | None]]:

@@ -131,7 +131,7 @@ class BatchCalls(FunctionCalls):
 
     def run_rows(self, piece: Batch) -> None:
         context, function = self.context, self._function
-        for each in piece.rows.to_batches() or [_empty_batch(piece.rows.schema)]:
+        for each in piece.rows.to_batches() or [pa.RecordBatch.from_pylist([], piece.rows.schema)]:
             context._keys = keys_of(self.job, each)
             try:
                 self.given.add_batches(function.process_batch(each, context))
@@ -155,10 +155,6 @@ class BatchCalls(FunctionCalls):
                 self._function.on_timers(due.keys, due.timestamps, due.namespaces, context)
             )
         context.watermark = before
-
-
-def _empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 #: Rows come in parts of this many.

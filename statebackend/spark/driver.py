@@ -298,10 +298,17 @@ class StatefulBatches:
             )
 
     def _open(self, frame: DataFrame, query: Query) -> Runner:
-        self._check_frame(frame)
+        check_reachable(frame, self._unopened.address)
+        self._job.check_columns(frame.columns)
+        for name in self._deliveries:
+            check_output_names(frame, self._deliveries.schema(name).arrow)
         query_run = QueryRun.of(frame.sparkSession, query.id)
         location = None if query_run is None else query_run.location()
-        store = self._store_beside(location)
+        store = self._unopened.unopened()
+        check_not_sparks_own(store, location)
+        other = _open.get(store.uri)
+        if other is not None and other is not self and not other.is_running():
+            other.close()  # its query has ended, and it does not know yet
         runner = self._runner = self._made_runner(frame, store, query, shown_location(location))
         try:
             check_readable_by_executors(frame, store.address, store.address_of_metadata())
@@ -316,25 +323,6 @@ class StatefulBatches:
         if query_run is not None:
             _watch(self)
         return runner
-
-    def _store_beside(self, location: str | None) -> CheckpointStore:
-        """The store, not yet open: not Spark's own folder, and held by no object whose query has ended."""
-        store = self._unopened.unopened()
-        check_not_sparks_own(store, location)
-        self._close_ended(store)
-        return store
-
-    def _check_frame(self, frame: DataFrame) -> None:
-        check_reachable(frame, self._unopened.address)
-        self._job.check_columns(frame.columns)
-        for name in self._deliveries:
-            check_output_names(frame, self._deliveries.schema(name).arrow)
-
-    def _close_ended(self, store: CheckpointStore) -> None:
-        """Let another object of this process let go of the store, if its query has ended and it does not know yet."""
-        other = _open.get(store.uri)
-        if other is not None and other is not self and not other.is_running():
-            other.close()
 
     def _made_runner(
         self, frame: DataFrame, store: CheckpointStore, query: Query, location: str | None
@@ -387,6 +375,13 @@ class StatefulBatches:
                     runner.close()
 
 
+def _check_options(on_batch: object, name: object) -> None:
+    if on_batch is not None and (not callable(on_batch) or inspect.iscoroutinefunction(on_batch)):
+        raise UsageError("on_batch is a function (progress), and not async")
+    if name is not None and not (isinstance(name, str) and name):
+        raise UsageError("name is a text that is not empty")
+
+
 def _exited(error: BaseException) -> UsageError:
     """The error for an exit that code of the job has raised."""
     return UsageError(
@@ -394,13 +389,6 @@ def _exited(error: BaseException) -> UsageError:
         code="USAGE.EXIT",
         hint="raise an Exception to fail the query: code of a job cannot end the process or thread that calls it",
     )
-
-
-def _check_options(on_batch: object, name: object) -> None:
-    if on_batch is not None and (not callable(on_batch) or inspect.iscoroutinefunction(on_batch)):
-        raise UsageError("on_batch is a function (progress), and not async")
-    if name is not None and not (isinstance(name, str) and name):
-        raise UsageError("name is a text that is not empty")
 
 
 def _close_after(batches: StatefulBatches, query_run: QueryRun | None) -> None:

@@ -344,7 +344,9 @@ def _serve_here(shipped: bytes, daemon: int) -> dict[str, Any]:
     context = TaskContext.get()
     assert context is not None
     where = f"{socket.gethostname()}, process {os.getpid()}"
-    folder = _local_folder()
+    # On the disks that Spark has for such; removed with the executor.
+    found = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
+    folder = found if os.path.isdir(found) else None
     if folder is not None:
         remove_orphans(folder)
     # The folders of an executor are its own, and it has a name of its own in them.
@@ -358,12 +360,6 @@ def _serve_here(shipped: bytes, daemon: int) -> dict[str, Any]:
         ends_process=True,
     )
     return {"ended": host.serve()}
-
-
-def _local_folder() -> str | None:
-    """A folder on the disks that Spark has for such, which is removed with the executor."""
-    folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
-    return folder if os.path.isdir(folder) else None
 
 
 def _reach(
@@ -490,11 +486,11 @@ class ExecutorsRows(BatchRows):
     def incoming(self, planned: Identity | None, execute: Callable[[], None]) -> BatchSource:
         return BatchSource(self._read, planned, execute, self._frame, self._identify)
 
-    def _read(self) -> pa.Table:
-        raise UsageError("the rows of a batch do not come to the driver in executors mode")
-
     def _identify(self) -> Identity:
         return self._engine.identify(self._frame, self._job, self._job.key_type(column_types(self._frame)))
+
+    def _read(self) -> pa.Table:
+        raise UsageError("the rows of a batch do not come to the driver in executors mode")
 
     def figures(self) -> Figures:
         return {"input": "executors"}

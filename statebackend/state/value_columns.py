@@ -14,7 +14,6 @@ import pyarrow as pa
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
 from statebackend.keys import as_columnar
 from statebackend.types import DOUBLE, ListType, MapType, RowType, TupleType, Type, record_reader
-from statebackend.types.layout import Layout
 from statebackend.types.serializers import serializer_for
 
 Convert = Callable[[Any], Any]
@@ -242,14 +241,10 @@ def _to_arrow(declared: Type) -> Convert | None:
     if declared.layout.family == "object":
         return serializer_for(declared).serialize
     # Arrow takes no times of numpy among Python's own.
-    return _python_time(declared.layout) if declared.layout.family == "time" else None
-
-
-def _python_time(layout: Layout) -> Convert:
-    def converted(value: Any) -> Any:
-        return layout.unpack(layout.pack(value)) if isinstance(value, np.datetime64) else value
-
-    return converted
+    layout = declared.layout
+    if layout.family != "time":
+        return None
+    return lambda value: layout.unpack(layout.pack(value)) if isinstance(value, np.datetime64) else value
 
 
 def _same(value: Any) -> Any:

@@ -207,7 +207,9 @@ class Harness:
         if isinstance(rows, pa.RecordBatch):
             rows = pa.Table.from_batches([rows])
         elif not isinstance(rows, pa.Table):
-            rows = _as_table([_as_dict(row, at) for at, row in enumerate(rows)])
+            dicts = [_as_dict(row, at) for at, row in enumerate(rows)]
+            names = dict.fromkeys(name for row in dicts for name in row)
+            rows = pa.table({name: _as_column([row.get(name) for row in dicts], name) for name in names})
         begun = self._time.begin()
         batch = Batch(self._job, rows, watermark=begun.watermark, clock=begun.clock, idle=begun.idle)
         given = self._task.run(self._batch_id + 1, batch, begun.now)
@@ -341,12 +343,6 @@ class Harness:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _as_table(rows: list[dict[str, Any]]) -> pa.Table:
-    """The rows of dicts, with a column for each name that any of them has."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({name: _as_column([row.get(name) for row in rows], name) for name in names})
 
 
 def _as_column(values: list[Any], name: str) -> pa.Array:

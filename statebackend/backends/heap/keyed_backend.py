@@ -80,7 +80,9 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
 
     def _new_state(self, descriptor: StateDescriptor) -> Any:
         state = super()._new_state(descriptor)
-        if _cleans_on_record(descriptor):
+        config = descriptor.ttl_config
+        cleanup = None if config is None else config.incremental_cleanup
+        if cleanup is not None and cleanup.run_cleanup_for_every_record:
             self._clean_on_record(state)  # only now: the state has been restored whole
         return state
 
@@ -204,7 +206,7 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
         self.core.rollback(point)
         if self.mutation_watcher is not None:
             self.mutation_watcher.start_over()
-        self._timers._follow_rollback()
+        self._timers._settle()
         self._log.rolled_back()
 
     def _forget_point(self, point: Any) -> None:
@@ -306,12 +308,6 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
     def counts(self) -> dict[str, Any]:
         core = self.core.metrics()
         return {**super().counts(), **{each: core[each] for each in _OF_CORE}}
-
-
-def _cleans_on_record(descriptor: StateDescriptor) -> bool:
-    config = descriptor.ttl_config
-    cleanup = None if config is None else config.incremental_cleanup
-    return cleanup is not None and cleanup.run_cleanup_for_every_record
 
 
 _OF_CORE = (

@@ -204,7 +204,7 @@ class HeapTimers(TimerIndex, Timers):
             for row in handle._rows(first_group, last_group):
                 yield TimerRow(domain, *row)
 
-    def _follow_rollback(self) -> None:
+    def _settle(self) -> None:
         """Let the rollback itself pay for what it means to the queues."""
         for handle in self._handles().values():
             handle._settle()

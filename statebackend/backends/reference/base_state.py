@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from statebackend.errors import SerializationError, SerializationTypeError
-from statebackend.state import KeyedState, StateDescriptor, WatchedIterator, expired, written_at
+from statebackend.state import KeyedState, WatchedIterator, expired, written_at
 from statebackend.types.serializers import TypeSerializer
 
 if TYPE_CHECKING:
@@ -160,9 +160,6 @@ class ReferenceState(KeyedState, Generic[S]):
     @property
     def backend(self) -> ReferenceKeyedBackend:
         return self._backend
-
-    def redeclare(self, descriptor: StateDescriptor) -> None:
-        self._descriptor = descriptor
 
     # --- places and time ---
 

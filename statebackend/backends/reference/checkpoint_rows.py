@@ -78,9 +78,6 @@ class ReferencePoints(ChangePoints):
         self._opened += 1
         return self._opened
 
-    def go_back_to(self, number: int) -> None:
-        self.held = [each for each in self.held if each.number < number]
-
     def open(self) -> StateCopies:
         self.held.append(StateCopies(self._backend, self.next_number()))
         return self.held[-1]

@@ -109,7 +109,7 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
         return _HANDLES[descriptor.kind](self, descriptor)
 
     def _redeclare_state(self, state: Any, descriptor: StateDescriptor) -> None:
-        state.redeclare(descriptor)
+        state._descriptor = descriptor
 
     def _canonical_keys(self, state: Any, namespace: bytes | None) -> Iterable[Any]:
         return [key for key, found in self._canonical_entries(state) if namespace in (None, found)]
@@ -190,7 +190,7 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     def _return_to(self, point: tuple[int, int]) -> None:
         position, number = point
         self.journal.undo_to(position)
-        self._points.go_back_to(number)
+        self._points.held = [each for each in self._points.held if each.number < number]
         for state in self._states.values():
             state.changed(None)
         self._log.rolled_back()

@@ -294,14 +294,14 @@ class RocksDbListState(ListFamilyHandle, RocksDbState, ListColumns):
             return join_elements(data, self.codec.width)
         return join_elements(data, self.codec.width, self.now() if stamp is None else stamp)
 
-    def _any_unexpired(self, stored: bytes, now: int) -> bool:
-        return any(not expired(stamp, self.ttl, now) for stamp in self._elements(stored)[1])
-
     def is_there(self, stored: bytes | None) -> bool:
         return bool(stored)
 
     def is_alive(self, stored: bytes) -> bool:
-        return bool(stored) and (not self.ttl or self._any_unexpired(stored, self.now()))
+        if not stored or not self.ttl:
+            return bool(stored)
+        now = self.now()
+        return any(not expired(stamp, self.ttl, now) for stamp in self.stamps_of(stored))
 
     def stamps_of(self, stored: bytes) -> list[int]:
         return self._elements(stored)[1]

@@ -57,9 +57,6 @@ class NativeFamily(NamedTuple):
     def is_list(self) -> bool:
         return self.layout.endswith("list")
 
-    def to_json(self) -> dict[str, Any]:
-        return self._asdict()
-
     @classmethod
     def read(cls, data: object) -> NativeFamily:
         members = members_of(data, "a column family", set(cls._fields))
@@ -77,7 +74,7 @@ class NativeFamily(NamedTuple):
 
 def families_bytes(families: Iterable[NativeFamily], version: str) -> bytes:
     """The content of the file; ``version`` is RocksDB's, for whoever looks into it."""
-    content = {"format": FORMAT, "rocksdb": version, "families": [each.to_json() for each in families]}
+    content = {"format": FORMAT, "rocksdb": version, "families": [each._asdict() for each in families]}
     return json.dumps(content, indent=1, sort_keys=True).encode()
 
 
@@ -214,12 +211,8 @@ def _linked(checkpoint: Checkpoint, file: StoredFile, path: str) -> bool:
 
 #: The end of RocksDB's names of files with data. It never changes such a file, and gives no name to two of them.
 SST = ".sst"
+#: The names that RocksDB gives to files.
 _LABEL = re.compile(r"\d+\.sst|MANIFEST-\d+|CURRENT")
-
-
-def _is_label(label: str | None) -> bool:
-    """True for a name that RocksDB gives to a file."""
-    return label is not None and _LABEL.fullmatch(label) is not None
 
 
 class NativeSnapshot:
@@ -249,7 +242,7 @@ class NativeSnapshot:
 
     def _add(self, file: StoredFile) -> None:
         label = file.label
-        if label is None or not (_is_label(label) or label == FAMILIES) or label in self._files:
+        if label is None or not (_LABEL.fullmatch(label) or label == FAMILIES) or label in self._files:
             raise CorruptCheckpointError("a file of a database has a label of its own", detail=file.name)
         self._files[label] = file
 

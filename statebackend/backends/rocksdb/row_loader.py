@@ -125,7 +125,7 @@ class _Files:
 
     def __init__(self, backend: RocksDbKeyedBackend, family: ColumnFamily) -> None:
         self._folder = backend.scratch.folder
-        self._options = backend.scratch.options_of(family)
+        self._options = backend.scratch.family_options[family.name]
         self._family = family
         self._waiting: list[tuple[Runs, Runs]] = []
         self._file: TableFile | None = None

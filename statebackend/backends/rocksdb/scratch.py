@@ -20,7 +20,6 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -163,12 +162,6 @@ _budgets: weakref.WeakValueDictionary[tuple[int, int], MemoryBudget] = weakref.W
 _making = threading.Lock()
 
 
-def _open_files() -> dict[str, str | int | bool]:
-    """The setting for a process that may open few files: RocksDB has all files of a database open otherwise."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return {"max_open_files": limit // 4} if 0 <= limit < FEW_FILES else {}
-
-
 def shared_budget(limit: int) -> MemoryBudget:
     """The memory budget of this limit, one for the process; it lasts as long as it is used."""
     with _making:
@@ -191,7 +184,7 @@ class Scratch:
         self._settings = settings
         self._users = 1
         self._lock = threading.Lock()
-        self._family_options: dict[str, Options] = {}
+        self.family_options: dict[str, Options] = {}
         #: Of the column families that the database began with, by their names.
         self.rules: dict[str, ExpiryRules] = {}
         self.budget = shared_budget(settings.memory_limit)
@@ -213,7 +206,7 @@ class Scratch:
         for family in native.families:
             rules = ExpiryRules(CommittedClock(), family.layout, element_bytes=max(family.element_bytes, 1))
             self.rules[family.family] = rules
-            self._family_options[family.family] = self._options(
+            self.family_options[family.family] = self._options(
                 rules, is_list=family.is_list, is_idle=is_read_only
             )
         try:
@@ -222,8 +215,11 @@ class Scratch:
                 raise CorruptCheckpointError(
                     "the files of a checkpoint lack a column family that it names", detail=native.where
                 )
-            database = Database(path, options, self._family_options, others=idle, create=False)
-            return _with_these(database, self.rules)
+            database = Database(path, options, self.family_options, others=idle, create=False)
+            for name in database.column_families():
+                if name not in self.rules and name != "default":
+                    database.drop_column_family(database.column_family(name))
+            return database
         except StoreError as error:
             if error.code not in _DAMAGED:
                 raise
@@ -240,9 +236,11 @@ class Scratch:
         is_idle: bool = False,
     ) -> Options:
         chosen = predefined(self._settings.predefined)
+        most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         settings = {
             **chosen.database,
-            **_open_files(),
+            # RocksDB has all files of a database open otherwise.
+            **({"max_open_files": most_files // 4} if 0 <= most_files < FEW_FILES else {}),
             "avoid_flush_during_shutdown": True,
             **_IN_ORDER,
             **column_family_settings(
@@ -268,11 +266,8 @@ class Scratch:
         while name in self.database.column_families():
             name += "'"
         options = self._options(rules, is_list=is_list, periodic_seconds=periodic_seconds)
-        self._family_options[name] = options
+        self.family_options[name] = options
         return self.database.create_column_family(name, options)
-
-    def options_of(self, family: ColumnFamily) -> Options:
-        return self._family_options[family.name]
 
     def hold(self) -> None:
         """Keep the database for one more reader, who calls `release`."""
@@ -290,16 +285,8 @@ class Scratch:
             self._users -= 1
             is_last = self._users == 0
         if is_last:
-            self._family_options.clear()
+            self.family_options.clear()
             self._finalize()
-
-
-def _with_these(database: Database, families: Collection[str]) -> Database:
-    """Drop all column families but these."""
-    for name in database.column_families():
-        if name not in families and name != "default":
-            database.drop_column_family(database.column_family(name))
-    return database
 
 
 def _end(database: Database, folder: LockedFolder, process: int) -> None:

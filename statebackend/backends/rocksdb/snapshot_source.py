@@ -100,7 +100,10 @@ class FamilyReader:
         elif self.is_list:
             self._add_lists(columns, values, schema)
         else:
-            self._add_values(columns, values)
+            stamps, nulls, ends, data = split_values(*values, self._is_stamped, self._is_map, self._width)
+            columns["value"] = self._arrow((ends, data), None if nulls is None else ~nulls)
+            if stamps is not None:
+                columns["timestamp"] = pa.array(stamps)
         if op is not None:
             columns["op"] = pa.array(np.full(len(groups), op, dtype=np.uint8))
         arrays = [columns[name] for name in schema.names]
@@ -110,12 +113,6 @@ class FamilyReader:
             if len(kept) < len(groups):  # no bytes are no list
                 return batch.take(pa.array(kept)), groups[kept]
         return batch, groups
-
-    def _add_values(self, columns: dict[str, pa.Array], values: Runs) -> None:
-        stamps, nulls, ends, data = split_values(*values, self._is_stamped, self._is_map, self._width)
-        columns["value"] = self._arrow((ends, data), None if nulls is None else ~nulls)
-        if stamps is not None:
-            columns["timestamp"] = pa.array(stamps)
 
     def _add_lists(self, columns: dict[str, pa.Array], values: Runs, schema: pa.Schema) -> None:
         list_ends, stamps, ends, data = split_lists(*values, self._width, self._is_stamped)

@@ -70,7 +70,8 @@ def applied(kind: str, tables: Sequence[pa.Table]) -> pa.Table:
         at, ops = _map_rows(of_key, rows["map_key"], ops)
         return _chosen(rows, at[ops == Op.PUT])
     if kind == "list":
-        return _live_lists(rows, of_key, ops)
+        live, _ = _live_parts(of_key, ops)
+        return lists_joined(rows, live, of_key)[0] if (ops[live] == Op.APPEND).any() else _chosen(rows, live)
     last = last_of(of_key, np.arange(len(ops)))
     return _chosen(rows, np.sort(last[ops[last] == Op.PUT]))
 
@@ -129,14 +130,6 @@ def _chosen(rows: pa.Table, at: Rows) -> pa.Table:
 
 
 # --- kinds ---
-
-
-def _live_lists(rows: pa.Table, numbers: Rows, ops: Rows) -> pa.Table:
-    """One row for each list: its last put, and everything appended since."""
-    live, _ = _live_parts(numbers, ops)
-    if not (ops[live] == Op.APPEND).any():
-        return _chosen(rows, live)
-    return lists_joined(rows, live, numbers)[0]
 
 
 def _live_parts(numbers: Rows, ops: Rows) -> tuple[Rows, Rows]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial, reduce
 from typing import NamedTuple
 
@@ -110,12 +110,6 @@ class RestoredFile:
     def read(self, name: str) -> Iterator[GroupedBatch]:
         reader = self._opened() if self._reader is None else self._reader
         yield from reader.read(name, self._key_groups)
-
-
-def close_most(files: Sequence[RestoredFile]) -> None:
-    """Hold no more files open than a process may have."""
-    for file in files[:-_MOST_OPEN]:
-        file.close()
 
 
 #: The ``extra["part"]`` of a snapshot of keyed state.
@@ -238,7 +232,8 @@ def _read_files(
             continue
         restored = RestoredFile(checkpoint, file, own)
         opened.append(restored)
-        close_most(opened)
+        for each in opened[:-_MOST_OPEN]:
+            each.close()
         for name in restored.states:
             if name in checkpoint.dropped_states:
                 continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import datetime
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -473,7 +473,7 @@ def published(
                 if how is not None:
                     return how
                 with opened() as content:
-                    place.write(name, _chunks(content))
+                    place.write(name, iter(lambda: content.read(_CHUNK), b""))
                 return "copied"
             except FileExistsError:
                 pass  # another process has made it meanwhile
@@ -499,8 +499,3 @@ def _check_same(content: pa.NativeFile, place: TargetFolder, name: str) -> None:
             "the folder back to the same moment: its files of later batches are read, too. If something else has "
             "changed the file, move it away. Then run the query again",
         )
-
-
-def _chunks(content: pa.NativeFile) -> Iterator[bytes]:
-    while chunk := content.read(_CHUNK):
-        yield chunk

@@ -83,11 +83,6 @@ class CheckpointRun(NamedTuple):
         step = key.checkpoint_id - self.first_id
         return 0 <= step < self.length and key.name == entry_name(self.first_sequence + step)
 
-    def is_followed_by(self, key: CheckpointKey) -> bool:
-        """Return True if the run that ends with this checkpoint is also one."""
-        after = (self.first_id + self.length, self.first_sequence + self.length)
-        return after == (key.checkpoint_id, key.sequence)
-
     def without(self, dropped: Collection[CheckpointKey]) -> list[CheckpointRun]:
         """The runs that are left without some checkpoints, at either end or in the middle; O(dropped).
 
@@ -201,7 +196,8 @@ class LogState(CheckedRecord):
         last = runs[-1] if runs else None
         if last is not None:
             changed["outputs_from"] = max(self.outputs_from, last.first_sequence + last.length - 1)
-        if last is not None and last.is_followed_by(key):
+        after = None if last is None else (last.first_id + last.length, last.first_sequence + last.length)
+        if last is not None and after == (key.checkpoint_id, key.sequence):
             changed["runs"] = (*runs[:-1], last._replace(length=last.length + 1))
         else:
             changed["runs"] = (*runs, CheckpointRun(key.checkpoint_id, key.sequence, 1))
