@@ -26,9 +26,8 @@ import pyarrow as pa
 
 from statebackend.checkpoint import CheckpointReader
 from statebackend.cluster.cluster_execution import ClusterExecution, Engine, HostOptions, needed_bytes
-from statebackend.cluster.failures import described, raised
+from statebackend.cluster.failures import described, raised, reported
 from statebackend.cluster.host import Host, HostPlan
-from statebackend.cluster.host_process import reported
 from statebackend.cluster.shuffle_partitioner import BatchSurvey, RowPartitioner
 from statebackend.cluster.shuffle_sender import ShufflePlan, TaskReport, send_rows
 from statebackend.cluster.shuffle_staging import remove_orphans

@@ -16,7 +16,7 @@ from raw_links import wait_until
 
 PROGRAM = """
 import faulthandler, json, os, signal, subprocess, sys, tempfile
-from statebackend.cluster.host_process import reported
+from statebackend.cluster.failures import reported
 
 def leaves_a_process():
     nowhere = subprocess.DEVNULL
@@ -69,7 +69,7 @@ def test_report_names_the_exit_status_or_the_signal(tmp_path: Path) -> None:
 
 WAITS = """
 import os, signal, time
-from statebackend.cluster.host_process import reported
+from statebackend.cluster.failures import reported
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
 
