@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from threading import Lock
-from types import TracebackType
 from typing import Final
 
 import pyarrow as pa
@@ -335,9 +334,7 @@ class StagedPieces(ChunkedRows):
     def __enter__(self) -> StagedPieces:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         pass
 
 
@@ -394,8 +391,6 @@ class KeyGroupFiles(StagedPieces):
             with storing("reading rows that were dealt out by key group"), pa.ipc.open_file(path) as file:
                 yield file.read_all().select(wanted)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._paths = []
         self._exit.close()

@@ -17,7 +17,6 @@ import datetime
 import operator
 import tempfile
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -339,9 +338,7 @@ class Harness:
     def __enter__(self) -> Harness:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 
