@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -22,25 +22,13 @@ import pyarrow as pa
 from statebackend.errors import UsageError
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.state import (
-    AggregatingState,
-    AggregatingStateDescriptor,
-    FoldingState,
-    FoldingStateDescriptor,
-    KeyedListState,
     KeyedStateBackend,
-    ListStateDescriptor,
-    MapState,
-    MapStateDescriptor,
-    ReducingState,
-    ReducingStateDescriptor,
     StateDescriptor,
+    StateGetters,
     StateTtlConfig,
     Timers,
-    ValueState,
-    ValueStateDescriptor,
     overrides,
 )
-from statebackend.types import ACC, IN, OUT, A, K, T, V
 
 if TYPE_CHECKING:
     from statebackend._core.handles.row_loop import Output
@@ -129,7 +117,7 @@ def no_output(name: object, outputs: Collection[str]) -> UsageError:
     )
 
 
-class FunctionContext:
+class FunctionContext(StateGetters):
     """The context that every method of a function gets. Ask for states in ``open`` and keep the handles.
 
     >>> from statebackend.backends import create_backend
@@ -287,57 +275,7 @@ class FunctionContext:
 
     # --- states: as on the keyed backend ---
 
-    @overload
-    def get_state(self, descriptor: ValueStateDescriptor[T, A]) -> ValueState[T, A]: ...
-    @overload
-    def get_state(self, descriptor: ListStateDescriptor[T]) -> KeyedListState[T]: ...
-    @overload
-    def get_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]: ...
-    @overload
-    def get_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]: ...
-    @overload
-    def get_state(self, descriptor: AggregatingStateDescriptor[IN, OUT]) -> AggregatingState[IN, OUT]: ...
-    @overload
-    def get_state(self, descriptor: FoldingStateDescriptor[IN, ACC]) -> FoldingState[IN, ACC]: ...
-    @overload
-    def get_state(self, descriptor: StateDescriptor) -> Any: ...
-    def get_state(self, descriptor: Any) -> Any:
-        """The state of a descriptor of any kind."""
-        return self._get(descriptor, self.keyed_state_store.get_state)
-
-    def get_value_state(self, descriptor: ValueStateDescriptor[T, A]) -> ValueState[T, A]:
-        """The value state of a descriptor."""
-        state: ValueState[T, A] = self._get(descriptor, self.keyed_state_store.get_value_state)
-        return state
-
-    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> KeyedListState[T]:
-        """The list state of a descriptor."""
-        state: KeyedListState[T] = self._get(descriptor, self.keyed_state_store.get_list_state)
-        return state
-
-    def get_map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
-        """The map state of a descriptor."""
-        state: MapState[K, V] = self._get(descriptor, self.keyed_state_store.get_map_state)
-        return state
-
-    def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
-        """The reducing state of a descriptor."""
-        state: ReducingState[T] = self._get(descriptor, self.keyed_state_store.get_reducing_state)
-        return state
-
-    def get_aggregating_state(
-        self, descriptor: AggregatingStateDescriptor[IN, OUT]
-    ) -> AggregatingState[IN, OUT]:
-        """The aggregating state of a descriptor."""
-        state: AggregatingState[IN, OUT] = self._get(descriptor, self.keyed_state_store.get_aggregating_state)
-        return state
-
-    def get_folding_state(self, descriptor: FoldingStateDescriptor[IN, ACC]) -> FoldingState[IN, ACC]:
-        """The folding state of a descriptor."""
-        state: FoldingState[IN, ACC] = self._get(descriptor, self.keyed_state_store.get_folding_state)
-        return state
-
-    def _get(self, descriptor: Any, get: Any) -> Any:
+    def _state_of(self, descriptor: Any) -> Any:
         config = getattr(descriptor, "ttl_config", None)
         event_time = StateTtlConfig.TtlTimeCharacteristic.EventTime
         if config is not None and config.ttl_time_characteristic is event_time:
@@ -350,7 +288,7 @@ class FunctionContext:
                     detail=f"state {descriptor.name!r}",
                     hint="use a backend that overrides begin and set_event_time",
                 )
-        state = get(descriptor)
+        state = self.keyed_state_store.get_state(descriptor)
         self._descriptors[descriptor.name] = descriptor
         return state
 

@@ -25,7 +25,13 @@ from statebackend.state.aggregates import (
     named_aggregate,
     named_reduction,
 )
-from statebackend.state.backend_interface import KeyedStateBackend, StateBackend, Watermarks, overrides
+from statebackend.state.backend_interface import (
+    KeyedStateBackend,
+    StateBackend,
+    StateGetters,
+    Watermarks,
+    overrides,
+)
 from statebackend.state.base import (
     NO_TIME,
     BaseKeyedStateBackend,
@@ -117,6 +123,7 @@ __all__ = [
     "Reduction",
     "State",
     "StateBackend",
+    "StateGetters",
     "StateDescriptor",
     "StateTtlConfig",
     "SystemClock",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, overload
 
 from statebackend.errors import UsageError
@@ -23,7 +22,6 @@ from statebackend.state.handles import (
     AggregatingState,
     FoldingState,
     KeyedListState,
-    KeyedState,
     MapState,
     ReducingState,
     ValueState,
@@ -110,7 +108,77 @@ class StateBackend(ABC):
         """
 
 
-class KeyedStateBackend(ABC):
+class StateGetters:
+    """The methods that give a state for its descriptor: of any kind, and of each."""
+
+    __slots__ = ()
+
+    @overload
+    def get_state(self, descriptor: ValueStateDescriptor[T, A]) -> ValueState[T, A]: ...
+    @overload
+    def get_state(self, descriptor: ListStateDescriptor[T]) -> KeyedListState[T]: ...
+    @overload
+    def get_state(self, descriptor: MapStateDescriptor[MapKey, V]) -> MapState[MapKey, V]: ...
+    @overload
+    def get_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]: ...
+    @overload
+    def get_state(self, descriptor: AggregatingStateDescriptor[IN, OUT]) -> AggregatingState[IN, OUT]: ...
+    @overload
+    def get_state(self, descriptor: FoldingStateDescriptor[IN, ACC]) -> FoldingState[IN, ACC]: ...
+    @overload
+    def get_state(self, descriptor: StateDescriptor) -> Any: ...
+    def get_state(self, descriptor: Any) -> Any:
+        """The state of a descriptor of any kind; the same name gives the same handle again. O(1).
+
+        A name that another kind, type or time to live has taken raises `StateMigrationError`.
+        """
+        return self._state_of(descriptor)
+
+    def _state_of(self, descriptor: Any) -> Any:
+        raise NotImplementedError
+
+    def _get(self, descriptor: Any, wanted: type[StateDescriptor]) -> Any:
+        if not isinstance(descriptor, wanted):
+            raise UsageError(
+                f"get_{wanted.kind}_state takes a {wanted.__name__}, not a {type(descriptor).__name__}",
+                hint="get_state takes descriptors of all kinds",
+            )
+        return self.get_state(descriptor)
+
+    def get_value_state(self, descriptor: ValueStateDescriptor[T, A]) -> ValueState[T, A]:
+        """The value state of a descriptor."""
+        state: ValueState[T, A] = self._get(descriptor, ValueStateDescriptor)
+        return state
+
+    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> KeyedListState[T]:
+        """The list state of a descriptor."""
+        state: KeyedListState[T] = self._get(descriptor, ListStateDescriptor)
+        return state
+
+    def get_map_state(self, descriptor: MapStateDescriptor[MapKey, V]) -> MapState[MapKey, V]:
+        """The map state of a descriptor."""
+        state: MapState[MapKey, V] = self._get(descriptor, MapStateDescriptor)
+        return state
+
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
+        """The reducing state of a descriptor."""
+        state: ReducingState[T] = self._get(descriptor, ReducingStateDescriptor)
+        return state
+
+    def get_aggregating_state(
+        self, descriptor: AggregatingStateDescriptor[IN, OUT]
+    ) -> AggregatingState[IN, OUT]:
+        """The aggregating state of a descriptor."""
+        state: AggregatingState[IN, OUT] = self._get(descriptor, AggregatingStateDescriptor)
+        return state
+
+    def get_folding_state(self, descriptor: FoldingStateDescriptor[IN, ACC]) -> FoldingState[IN, ACC]:
+        """The folding state of a descriptor."""
+        state: FoldingState[IN, ACC] = self._get(descriptor, FoldingStateDescriptor)
+        return state
+
+
+class KeyedStateBackend(StateGetters, ABC):
     """State of many keys: states by name, the current key and namespace, enumeration, marks.
 
     At most one call may be inside it at a time; different threads may use it one after the other. It is a context
@@ -175,7 +243,7 @@ class KeyedStateBackend(ABC):
             self.set_current_key(key)
             yield key
 
-    def clear_current_key(self) -> None:  # noqa: B027 - optional
+    def clear_current_key(self) -> None:
         """Have no current key, as in the beginning. A backend without this method keeps the last one."""
 
     @property
@@ -194,55 +262,6 @@ class KeyedStateBackend(ABC):
     @abstractmethod
     def current_namespace(self) -> Any:
         """The current namespace; if you set none, it is ``VOID``."""
-
-    # --- states ---
-
-    @overload
-    def get_state(self, descriptor: ValueStateDescriptor[T, A]) -> ValueState[T, A]: ...
-    @overload
-    def get_state(self, descriptor: ListStateDescriptor[T]) -> KeyedListState[T]: ...
-    @overload
-    def get_state(self, descriptor: MapStateDescriptor[MapKey, V]) -> MapState[MapKey, V]: ...
-    @overload
-    def get_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]: ...
-    @overload
-    def get_state(self, descriptor: AggregatingStateDescriptor[IN, OUT]) -> AggregatingState[IN, OUT]: ...
-    @overload
-    def get_state(self, descriptor: FoldingStateDescriptor[IN, ACC]) -> FoldingState[IN, ACC]: ...
-    @overload
-    def get_state(self, descriptor: StateDescriptor) -> KeyedState: ...
-    @abstractmethod
-    def get_state(self, descriptor: Any) -> Any:
-        """The state of a descriptor of any kind; the same name gives the same handle again. O(1).
-
-        A name that another kind, type or time to live has taken raises `StateMigrationError`.
-        """
-
-    @abstractmethod
-    def get_value_state(self, descriptor: ValueStateDescriptor[T, A]) -> ValueState[T, A]:
-        """The value state of a descriptor."""
-
-    @abstractmethod
-    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> KeyedListState[T]:
-        """The list state of a descriptor."""
-
-    @abstractmethod
-    def get_map_state(self, descriptor: MapStateDescriptor[MapKey, V]) -> MapState[MapKey, V]:
-        """The map state of a descriptor."""
-
-    @abstractmethod
-    def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
-        """The reducing state of a descriptor."""
-
-    @abstractmethod
-    def get_aggregating_state(
-        self, descriptor: AggregatingStateDescriptor[IN, OUT]
-    ) -> AggregatingState[IN, OUT]:
-        """The aggregating state of a descriptor."""
-
-    @abstractmethod
-    def get_folding_state(self, descriptor: FoldingStateDescriptor[IN, ACC]) -> FoldingState[IN, ACC]:
-        """The folding state of a descriptor."""
 
     # --- enumeration ---
 
@@ -299,9 +318,7 @@ class KeyedStateBackend(ABC):
 
     # --- time ---
 
-    def begin(  # noqa: B027 - optional
-        self, now: int | None = None, watermarks: Watermarks | None = None
-    ) -> None:
+    def begin(self, now: int | None = None, watermarks: Watermarks | None = None) -> None:
         """Begin a batch at a time: until the next call, values expire by ``now``, and no clock is read. O(1).
 
         None returns to the clock. A job calls this once per batch.
@@ -334,7 +351,7 @@ class KeyedStateBackend(ABC):
         True
         """
 
-    def set_event_time(self, time: int | None) -> None:  # noqa: B027 - optional
+    def set_event_time(self, time: int | None) -> None:
         """Let states in event time go by ``time``, that of a row or a timer; None: nothing expires. O(1).
 
         Vectorised calls go by the watermark after the batch nevertheless.
@@ -403,10 +420,10 @@ class KeyedStateBackend(ABC):
         """Open a consistent view and write it in the background. Optional: raises if not supported."""
         raise UsageError(f"{type(self).__name__} writes no checkpoints", code="USAGE.NOT_AVAILABLE")
 
-    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # noqa: B027 - optional
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Note that the checkpoint is committed; needed only if the store that committed it is in another process."""
 
-    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:  # noqa: B027 - optional
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Note that the checkpoint will not be committed: the next one writes what it held."""
 
     def undeclared_states(self) -> list[str]:
@@ -450,9 +467,7 @@ class KeyedStateBackend(ABC):
     def __enter__(self: K) -> K:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     # --- for handles ---

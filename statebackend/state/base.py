@@ -26,13 +26,7 @@ from statebackend.keys import (
 from statebackend.state import clocks
 from statebackend.state.backend_interface import KeyedStateBackend, Watermarks
 from statebackend.state.descriptors import (
-    AggregatingStateDescriptor,
-    FoldingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
     StateDescriptor,
-    ValueStateDescriptor,
 )
 from statebackend.state.handles import KeyedState
 from statebackend.state.marks import BackendMark, MarkStack
@@ -433,7 +427,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     # --- states ---
 
-    def get_state(self, descriptor: Any) -> Any:
+    def _state_of(self, descriptor: Any) -> Any:
         self._check_open()
         if not isinstance(descriptor, StateDescriptor):
             raise UsageError(
@@ -471,29 +465,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     def _get(self, descriptor: Any, wanted: type[StateDescriptor]) -> Any:
         if not isinstance(descriptor, wanted):
             self._check_open()
-            raise UsageError(
-                f"get_{wanted.kind}_state takes a {wanted.__name__}, not a {type(descriptor).__name__}",
-                hint="get_state takes descriptors of all kinds",
-            )
-        return self.get_state(descriptor)
-
-    def get_value_state(self, descriptor: ValueStateDescriptor[Any, Any]) -> Any:
-        return self._get(descriptor, ValueStateDescriptor)
-
-    def get_list_state(self, descriptor: ListStateDescriptor) -> Any:
-        return self._get(descriptor, ListStateDescriptor)
-
-    def get_map_state(self, descriptor: MapStateDescriptor) -> Any:
-        return self._get(descriptor, MapStateDescriptor)
-
-    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> Any:
-        return self._get(descriptor, ReducingStateDescriptor)
-
-    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> Any:
-        return self._get(descriptor, AggregatingStateDescriptor)
-
-    def get_folding_state(self, descriptor: FoldingStateDescriptor) -> Any:
-        return self._get(descriptor, FoldingStateDescriptor)
+        return super()._get(descriptor, wanted)
 
     def _registered(self, name: str) -> KeyedState:
         self._check_open()
