@@ -150,11 +150,6 @@ cdef class HashPlan:
     """The hash of keys of one type, built from ``KeyEncoder.hash_plan``.
 
     The description is ``"int32"``, ``"int64"``, ``"bytes"`` or ``("struct", (description, ...))``.
-
-    >>> HashPlan("int64").hash_int(42)
-    1316951768
-    >>> HashPlan("bytes").key_group_of_bytes(b"hello", 128)
-    40
     """
 
     def __cinit__(self, description not None):
@@ -202,57 +197,32 @@ cdef class HashPlan:
 
     @property
     def is_int(self) -> bool:
-        """True if canonical forms are integers, False if they are bytes.
-
-        >>> HashPlan("int32").is_int, HashPlan("bytes").is_int
-        (True, False)
-        """
+        """True if canonical forms are integers, False if they are bytes."""
         return self.program.kind == HASH_INT32 or self.program.kind == HASH_INT64
 
     def hash_int(self, int64_t key) -> int:
-        """Spark's hash of one canonical integer.
-
-        >>> HashPlan("int32").hash_int(1)
-        -559580957
-        """
+        """Spark's hash of one canonical integer."""
         self._require(True)
         return hash_canonical_int(&self.program, key)
 
     def hash_bytes(self, const uint8_t[::1] key not None) -> int:
-        """Spark's hash of one canonical byte string.
-
-        >>> HashPlan("bytes").hash_bytes(b"abc")
-        1322437556
-        """
+        """Spark's hash of one canonical byte string."""
         self._require(False)
         return hash_canonical_bytes(&self.program, &key[0] if key.shape[0] else NULL, key.shape[0])
 
     def key_group_of_int(self, int64_t key, int32_t max_parallelism) -> int:
-        """The key group of one canonical integer.
-
-        >>> HashPlan("int64").key_group_of_int(-1, 128)
-        41
-        """
+        """The key group of one canonical integer."""
         self._require(True)
         _check_max_parallelism(max_parallelism)
         return pmod_group(hash_canonical_int(&self.program, key), max_parallelism)
 
     def key_group_of_bytes(self, const uint8_t[::1] key not None, int32_t max_parallelism) -> int:
-        """The key group of one canonical byte string.
-
-        >>> HashPlan("bytes").key_group_of_bytes(b"", 128)
-        92
-        """
+        """The key group of one canonical byte string."""
         _check_max_parallelism(max_parallelism)
         return pmod_group(self.hash_bytes(key), max_parallelism)
 
     def hashes_of_ints(self, const int64_t[::1] keys not None):
-        """Spark's hashes of canonical integers, as an int32 array; O(n), without the GIL.
-
-        >>> import numpy as np
-        >>> HashPlan("int64").hashes_of_ints(np.array([0, 1])).tolist()
-        [-1670924195, -1712319331]
-        """
+        """Spark's hashes of canonical integers, as an int32 array; O(n), without the GIL."""
         self._require(True)
         cdef Py_ssize_t n = keys.shape[0]
         result = np.empty(n, dtype=np.int32)
@@ -263,12 +233,7 @@ cdef class HashPlan:
         return result
 
     def hashes_of_bytes(self, const int64_t[::1] offsets not None, const uint8_t[::1] data not None):
-        """Spark's hashes of canonical byte strings ``data[offsets[i]:offsets[i + 1]]``, as an int32 array.
-
-        >>> import numpy as np
-        >>> HashPlan("bytes").hashes_of_bytes(np.array([0, 1, 3]), b"aab").tolist()
-        [1485273170, -97053317]
-        """
+        """Spark's hashes of canonical byte strings ``data[offsets[i]:offsets[i + 1]]``, as an int32 array."""
         self._require(False)
         cdef const uint8_t* start
         cdef Py_ssize_t n = _check_offsets(offsets, data)
@@ -281,12 +246,7 @@ cdef class HashPlan:
         return result
 
     def key_groups_of_ints(self, const int64_t[::1] keys not None, int32_t max_parallelism):
-        """Key groups of canonical integers, as a uint16 array; O(n), without the GIL.
-
-        >>> import numpy as np
-        >>> HashPlan("int64").key_groups_of_ints(np.array([-1, 0]), 128).tolist()
-        [41, 93]
-        """
+        """Key groups of canonical integers, as a uint16 array; O(n), without the GIL."""
         self._require(True)
         _check_max_parallelism(max_parallelism)
         cdef Py_ssize_t n = keys.shape[0]
@@ -300,12 +260,7 @@ cdef class HashPlan:
     def key_groups_of_bytes(
         self, const int64_t[::1] offsets not None, const uint8_t[::1] data not None, int32_t max_parallelism
     ):
-        """Key groups of canonical byte strings, as a uint16 array; O(n), without the GIL.
-
-        >>> import numpy as np
-        >>> HashPlan("bytes").key_groups_of_bytes(np.array([0, 5]), b"hello", 128).tolist()
-        [40]
-        """
+        """Key groups of canonical byte strings, as a uint16 array; O(n), without the GIL."""
         self._require(False)
         _check_max_parallelism(max_parallelism)
         cdef const uint8_t* start

@@ -227,17 +227,6 @@ cdef class Pulse:
 
     The end that ``asks`` is the driver's. The peer is silent after ``patience`` seconds. With ``ends_process``, this
     process ends when the pulse has been over for so long and was not stopped.
-
-    >>> import socket
-    >>> near, far = socket.socketpair()
-    >>> driver = Pulse(near.detach(), patience=30.0, asks=True)
-    >>> host = Pulse(far.detach(), patience=30.0, asks=False)
-    >>> driver.over, driver.stands_for
-    (None, 0.0)
-    >>> driver.stop(), host.stop()
-    (None, None)
-    >>> driver.over
-    'closed'
     """
     cdef End *end
     cdef int64_t ended                   # why it is over, once `end` is NULL

@@ -43,10 +43,6 @@ cdef class ValueCodec:
 
     `form` is one of `FORMS`, or the fixed width of
     the serializer's bytes. `typed` is for these and for "serialized", `copy_value` for "object".
-
-    >>> from statebackend.types.serializers import serializer_for
-    >>> ValueCodec("long", serializer_for("bigint"), "state 'sum'").layout
-    'long'
     """
 
     def __init__(self, form, serializer, str where not None, copy_value=None, TypeCodec typed=None):
@@ -255,10 +251,6 @@ cdef class KeyCodec:
 
     `form` is "string", "bytes" or "encoded", or the number of bits of an integer; `encoder` the KeyEncoder; `typed` the
     codec of an encoded type.
-
-    >>> from statebackend.keys import key_encoder
-    >>> KeyCodec(64, key_encoder("bigint")).is_int
-    True
     """
 
     def __init__(self, form, encoder, TypeCodec typed=None):

@@ -62,7 +62,6 @@ cdef int grow_bytes(Bytes *out, int64_t more) noexcept nogil:
     return DONE
 
 cdef inline int reserve(Bytes *out, int64_t more) noexcept nogil:
-    """Make room for `more` bytes."""
     return DONE if out.room - out.size >= more else grow_bytes(out, more)
 
 cdef inline int put_zeros(Bytes *out, int64_t count) noexcept nogil:

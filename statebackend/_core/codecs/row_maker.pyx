@@ -83,12 +83,6 @@ cdef class RowMaker:
 
     A column is a list of its values, or a tuple `(codec, offset, validity, offsets, data)` with Arrow's buffers, or
     None where there is none. `unreadable(i)` gives the error for a value of column `i` that Python does not have.
-
-    >>> from statebackend.columns.codec_factory import type_codec
-    >>> from statebackend.types import STRING
-    >>> ends = b"\\0\\0\\0\\0\\1\\0\\0\\0\\2\\0\\0\\0"
-    >>> list(RowMaker(2, tuple, [[7, 8], (type_codec(STRING), 0, None, ends, b"ab")], None))
-    [(7, 'a'), (8, 'b')]
     """
 
     def __init__(self, int64_t rows, row_class not None, columns, unreadable):

@@ -176,7 +176,6 @@ cdef class RowWriter:
             self.add(row)
 
     def take(self):
-        """What each column holds; afterwards there are no rows. O(bytes)."""
         cdef int64_t count = self.count
         self.count, self.misfit = 0, None
         return [(<ColumnWriter>column).take(count) for column in self.columns]
@@ -211,7 +210,6 @@ cdef class RowWriter:
         return None if read is None else tuple([read[i] for i in range(n)])
 
     cdef int add(self, object row) except -1:
-        """Append a row. Behind one that is none, nothing is."""
         cdef Py_ssize_t i, n = PyTuple_GET_SIZE(self.names)
         cdef ColumnWriter column
         cdef object value

@@ -179,7 +179,6 @@ cdef int write_big_endian(int128 number, Room *room) except -1:
 
 
 cdef object record_from(TypeCodec codec, PyObject **fields, Py_ssize_t n):
-    """The record with these fields, as its class has it."""
     cdef object record
     cdef Py_ssize_t i
     cdef object cls = codec.record_class if codec.is_tuple and codec.record_class is not None else tuple
@@ -230,7 +229,6 @@ cdef class TypeCodec:
 
     @property
     def is_compiled(self):
-        """False if values go through the serializer."""
         return self.kind != TYPE_OTHER
 
     def encode(self, value):
@@ -832,7 +830,6 @@ cdef class TypeCodec:
     # --- keys ---
 
     cdef int key_number(self, object value, int64_t *number) except -1:
-        """The canonical form of a key of kind "int"."""
         cdef double real
         cdef float single
         cdef int32_t bits

@@ -65,7 +65,6 @@ cdef class ValueBytes:
         return value
 
     def encode(self, value):
-        """Return the bytes of a value, which is not None."""
         cdef Room room
         open_room(&room)
         try:

@@ -76,7 +76,6 @@ cdef class CleanupHandle(TableHandle):
     # --- a little with each access ---
 
     cdef StateTable swept(self, bint spaced):
-        """The table whose entries expire."""
         return self.spaced if spaced else self.plain
 
     cdef int clean_some(self, int64_t entries) except -1:

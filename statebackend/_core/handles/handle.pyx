@@ -32,7 +32,6 @@ cdef class Handle(CleanupHandle):
     # --- for users ---
 
     def clear(self):
-        """Remove what is stored; nothing happens if nothing is. O(1) amortised."""
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         self.clear_here()
@@ -75,11 +74,9 @@ cdef class Handle(CleanupHandle):
             "copied_pages")}
 
     def _tables(self):
-        """Return all tables of the state."""
         return [self.plain] if self.spaced is None else [self.plain, self.spaced]
 
     def _current_number(self):
-        """Return the number of the current namespace."""
         return self.context.key.namespace
 
     def _table_of(self, bint spaced, bint makes):
@@ -89,5 +86,4 @@ cdef class Handle(CleanupHandle):
         return self.spaced if spaced else self.plain
 
     def _enter_namespace(self, uint32_t number):
-        """Make a namespace current by its number."""
         self.context.number_namespace(number)

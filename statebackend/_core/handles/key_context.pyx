@@ -70,7 +70,6 @@ cdef class KeyContext(TimeAndNamespace):
     # --- the key ---
 
     def set_current_key(self, key):
-        """Make `key` the one that handles work on. O(1)."""
         cdef int64_t number
         if unlikely(self.core.closed or self.core.inside):
             self.core._check_call()
@@ -310,11 +309,9 @@ cdef class KeyContext(TimeAndNamespace):
             come_out(self.core, entered)
 
     def _settle(self):
-        """Run what was deferred to the end of the outermost call."""
         self.core.settle()
 
     def _do_later(self, deferred):
-        """Call `deferred` at the end of the outermost call."""
         self.core._do_later(deferred)
 
     @property

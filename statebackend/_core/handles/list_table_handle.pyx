@@ -234,7 +234,6 @@ cdef class ListTableHandle(Handle):
         return ListIterator.__new__(ListIterator, self)
 
     def add(self, value):
-        """Append an element. O(1) amortised, whatever the length."""
         cdef char stored[MAX_STORED + 8]
         cdef char *element = stored
         if self.cleanup_size:
@@ -260,13 +259,11 @@ cdef class ListTableHandle(Handle):
             self.watcher.note(self, value)
 
     def add_all(self, values):
-        """Append elements; if one of them is refused, append none. O(added)."""
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         self.store_given(values, False)
 
     def update(self, values):
-        """Replace the list; an empty one clears. O(elements)."""
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         self.store_given(values, True)

@@ -118,7 +118,6 @@ cdef class MapTableHandle(Handle):
         return is_expired(timestamp_at(table, slot), self.ttl, time_of(self))
 
     cdef object load_entry(self, StateTable entries, CoreKey *inner, uint32_t slot):
-        """The value of an entry."""
         cdef Table *table = entries.table
         cdef object value
         cdef uint64_t entered
@@ -142,7 +141,6 @@ cdef class MapTableHandle(Handle):
         return self.loaded(value_of(table, entry_at(table.core, slot)))
 
     cdef int renew_entry(self, CoreKey *inner, uint32_t *slot) except -1:
-        """Stamp an entry with the current time."""
         cdef StateTable entries = self.map_here().entries
         cdef Table *table = entries.table
         cdef int64_t timestamp = timestamp_at(table, slot[0])
@@ -346,7 +344,6 @@ cdef class MapTableHandle(Handle):
         self.put_any(key, value)
 
     cdef int put_any(self, object key, object value) except -1:
-        """Set the value of any map key."""
         cdef CoreKey inner
         cdef object _owner = self.split_map_key(key, &inner)
         begin_call(self.core)
@@ -362,7 +359,6 @@ cdef class MapTableHandle(Handle):
         self.put(key, value)
 
     def put_all(self, entries):
-        """Put all entries; if one of them is refused, put none. O(entries)."""
         cdef list keys = []
         cdef list values = []
         # Before the call: a mapping of the user's may do anything.
@@ -380,7 +376,6 @@ cdef class MapTableHandle(Handle):
             end_call(self.core)
 
     cdef int prepare_entries(self, object entries, list keys, list values) except -1:
-        """Append map keys in canonical form, and values in prepared form."""
         cdef CoreKey inner
         cdef object _owner
         for key, value in entries:
@@ -390,7 +385,6 @@ cdef class MapTableHandle(Handle):
         return 0
 
     cdef int put_all_prepared(self, list keys, list values) except -1:
-        """Put all of these entries, or none."""
         cdef CoreKey inner
         cdef object _owner
         cdef Py_ssize_t i
@@ -466,18 +460,15 @@ cdef class MapTableHandle(Handle):
         return slot != 0
 
     def keys(self):
-        """The keys, in insertion order."""
         return MapIterator.__new__(MapIterator, self, 0)
 
     def __iter__(self):
         return MapIterator.__new__(MapIterator, self, 0)
 
     def values(self):
-        """The values, in insertion order of their keys."""
         return MapIterator.__new__(MapIterator, self, 1)
 
     def items(self):
-        """Pairs of key and value, in insertion order."""
         return MapIterator.__new__(MapIterator, self, 2)
 
     def _tables(self):

@@ -24,7 +24,6 @@ cdef extern from "Python.h":
 
 
 def call_each(backend, list keys not None, list namespaces, list times, action, columns, rows):
-    """Do what `BaseKeyedStateBackend._call_each` does."""
     cdef list results = []
     cdef KeyContext context = backend if isinstance(backend, KeyContext) else None
     for row in range(len(keys)) if rows is None else rows:
@@ -70,7 +69,6 @@ cdef class Iteration:
         return next(self.steps)
 
     def close(self):
-        """End the generator."""
         self.steps.close()
 
 
@@ -98,14 +96,12 @@ cdef class Output:
         return len(self.rows) if self.writer is None else self.writer.count
 
     def cut(self, count):
-        """Drop the rows behind the first `count`. O(columns)."""
         if self.writer is None:
             del self.rows[count:]
         else:
             self.writer.cut(count)
 
     def add(self, row):
-        """Take one row."""
         self.take_row(row)
 
     cdef int take_all(self, object given) except -1:

@@ -78,7 +78,6 @@ cdef class SingleHandle(Handle):
         return self.load_here()
 
     cdef int renew(self) except -1:
-        """Stamp the entry that was found with the current time."""
         cdef uint32_t slot
         cdef int64_t now = written_at(self.timestamp_here(), time_of(self), self.in_event_time)
         if self.timestamp_here() == now:
@@ -146,7 +145,6 @@ cdef class SingleHandle(Handle):
         raise NotImplementedError
 
     def _put_stored(self, value, int64_t timestamp):
-        """Set the value of the current key, with a timestamp."""
         begin_call(self.core)
         try:
             self.write(value)
@@ -163,7 +161,6 @@ cdef class SingleHandle(Handle):
     # --- writing ---
 
     cdef int write(self, object value) except -1:
-        """Set the value of the current key."""
         cdef char stored[MAX_STORED]
         if self.stamp != self.core.calls:
             self.find_here()
@@ -253,7 +250,6 @@ cdef class ValueHandle(SingleHandle):
         return value
 
     def update(self, value):
-        """Set the value; None clears. O(1) expected."""
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         if value is None:

@@ -146,7 +146,6 @@ cdef class TableHandle(StateHandle):
     # --- removing ---
 
     cdef int remove_here(self) except -1:
-        """Remove the entry that was found."""
         if not remove(&self.table.lane, self.table, self.map, self.slot, self.context.key.hash):
             self.no_memory()
         self.core.calls += 1
@@ -155,7 +154,6 @@ cdef class TableHandle(StateHandle):
         return 0
 
     cdef int clear_here(self) except -1:
-        """Remove what is stored for the current key and namespace, if anything is."""
         if self.stamp != self.core.calls:
             self.find_here()
         if self.slot:

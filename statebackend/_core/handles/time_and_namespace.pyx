@@ -95,7 +95,6 @@ cdef class TimeAndNamespace:
 
     @property
     def _key(self):
-        """The current key in canonical form, or None."""
         return self.codec.canonical(&self.key) if self.has_key else None
 
     @_key.setter
@@ -132,7 +131,6 @@ cdef class TimeAndNamespace:
         return self.codec.canonical(&self.key)
 
     def _save_key(self):
-        """The current key, its time and the namespace, for `_restore_key`."""
         return self._key, self.now_known, self.now, self.namespace_name
 
     def _restore_key(self, saved):
@@ -151,7 +149,6 @@ cdef class TimeAndNamespace:
 
     @property
     def _namespace(self):
-        """The encoded current namespace."""
         return self.namespace_name
 
     @_namespace.setter

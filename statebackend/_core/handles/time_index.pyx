@@ -272,7 +272,6 @@ cdef class TimerHandle(Handle):
         return None if self.more is None else self.more.spaced_map
 
     def _tables(self):
-        """Return all tables."""
         found = Handle._tables(self)
         return found if self.more is None else [*found, *self.more._tables()]
 
@@ -400,7 +399,6 @@ cdef class TimerHandle(Handle):
         return True
 
     cdef list pending(self):
-        """The times of the current key and namespace, in order."""
         cdef list times = [] if self.more is None else list(self.more.keys())
         if self.stamp != self.core.calls:
             self.find_here()
@@ -412,7 +410,6 @@ cdef class TimerHandle(Handle):
     # --- firing ---
 
     def next_time(self):
-        """The time of the next timer of any key, or None. O(1)."""
         return node_at(&self.queue, 0).time if self.has_next() else None
 
     cdef bint has_next(self) except -1:
@@ -499,7 +496,6 @@ cdef class TimerHandle(Handle):
     # --- the queue ---
 
     cdef bytes name_of(self, Node *node):
-        """The encoded namespace."""
         return self.core.namespaces.names[self.namespace_of_node(node)]
 
     cdef bint comes_before(self, Node *a, Node *b) except -1:
@@ -711,7 +707,6 @@ cdef class TimerHandle(Handle):
             self.let_go(&record.node)
 
     cdef void let_go_all(self) noexcept:
-        """Give up the queue and the log."""
         cdef uint64_t i
         if not self.core.closed:
             for i in range(self.queue.size):
@@ -822,7 +817,6 @@ cdef class TimerHandle(Handle):
         self.settle()
 
     def _close(self):
-        """Release the core, which is about to be closed."""
         self.forget_all()
 
     cdef int forget_all(self) except -1:
@@ -1022,20 +1016,17 @@ cdef class TimerIndex:
                 self.context._restore_key(saved)
 
     def next_due(self, domain="event"):
-        """The time of the first timer of any key; None if there is none. O(1)."""
         cdef TimerHandle handle = self.of(domain, False)
         self.usable_core()
         return None if handle is None else handle.next_time()
 
     def count(self, domain="event"):
-        """The number of timers, of all keys."""
         cdef TimerHandle handle = self.of(domain, False)
         self.usable_core()
         return 0 if handle is None else handle._pending_count()
 
     @property
     def fired(self):
-        """The number of timers that have fired. Marks do not cover it."""
         return (0 if self.event is None else self.event.fired) + (
             0 if self.processing is None else self.processing.fired)
 

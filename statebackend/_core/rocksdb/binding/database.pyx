@@ -288,7 +288,6 @@ cdef class Database:
         return family
 
     def column_family(self, str name not None):
-        """Return the column family of this name. O(1)."""
         cdef ColumnFamily found
         if is_forked or self.db == NULL or self.is_closing:
             self.refuse()
@@ -399,7 +398,6 @@ cdef class Database:
         free(found.own)
 
     def get(self, ColumnFamily family not None, bytes key not None):
-        """Return the value of a key as bytes; None if there is none. One copy."""
         cdef PinnedValue found
         if not self.pin(family, key, len(key), &found):
             return None

@@ -14,13 +14,7 @@ from statebackend.errors import ClosedError, UsageError
 
 
 def successor(bytes prefix not None):
-    """Return the least key above all keys that begin with `prefix`; None if there is none.
-
-    >>> successor(b"ab\\xff")
-    b'ac'
-    >>> successor(b"\\xff") is None
-    True
-    """
+    """Return the least key above all keys that begin with `prefix`; None if there is none."""
     stem = prefix.rstrip(b"\xff")
     last = len(stem) - 1
     return stem[:last] + bytes([stem[last] + 1]) if stem else None
@@ -74,7 +68,6 @@ cdef class Iterator:
             self.database.unlink(&self.link)
 
     def close(self):
-        """Let go of what the iterator holds; again does nothing."""
         if self.is_busy:
             raise UsageError("a thread is inside the iterator", code="USAGE.OVERLAPPING_CALL",
                              hint="use an iterator from one thread at a time")
@@ -146,11 +139,9 @@ cdef class Iterator:
         return self.has_entry
 
     def seek_to_first(self):
-        """Go to the first key; returns whether there is one."""
         return self.seek(b"" if self.lower is None else self.lower)
 
     def next(self):
-        """Go to the next key; returns whether there is one."""
         if not self.has_entry:
             self.enter()
             self.leave()
@@ -166,16 +157,13 @@ cdef class Iterator:
 
     @property
     def is_valid(self):
-        """Whether the iterator stands on an entry."""
         return self.has_entry and not self.is_closed
 
     def key(self):
-        """Return the key that the iterator stands on, as bytes."""
         self._need_entry()
         return self.here[:self.n_here]
 
     def value(self):
-        """Return the value there, as bytes."""
         cdef size_t n
         cdef const char *data = self.value_here(&n)
         return data[:n]

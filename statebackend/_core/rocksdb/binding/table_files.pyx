@@ -83,7 +83,6 @@ cdef class TableFile:
 
     @property
     def size(self):
-        """The bytes that have been written so far."""
         cdef uint64_t found = 0
         need_library()
         api.sstfilewriter_file_size(self.writer, &found)

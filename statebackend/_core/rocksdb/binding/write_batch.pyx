@@ -127,7 +127,6 @@ cdef class WriteBatch:
         return 0
 
     def clear(self):
-        """Forget everything that was added."""
         self.begin()
         api.writebatch_clear(self.batch)
 

@@ -60,7 +60,6 @@ cdef class CurrentKey(TimeAndNamespace):
         return self.store.overlay.inside_thread
 
     def _do_later(self, deferred):
-        """Call `deferred` at the end of the outermost call."""
         self._later.append(deferred)
         self.has_later = True
 
@@ -73,7 +72,6 @@ cdef class CurrentKey(TimeAndNamespace):
             come_out(self.store.overlay)
 
     cdef int settle(self) except -1:
-        """Run what was deferred to the end of the outermost call."""
         if unlikely(self.has_later) and not self.store.overlay.inside and not self.store.overlay.under_way:
             self._settle()
             self.has_later = len(self._later) > 0
@@ -90,7 +88,6 @@ cdef class CurrentKey(TimeAndNamespace):
     # --- the key ---
 
     def set_current_key(self, key):
-        """Make `key` the one that handles work on. O(bytes)."""
         self.visit(key, False)
 
     cdef int visit(self, object key, bint is_canonical) except -1:
@@ -138,7 +135,6 @@ cdef class CurrentKey(TimeAndNamespace):
     # --- the namespace ---
 
     def set_current_namespace(self, namespace):
-        """Make `namespace` the one that handles work in. O(bytes)."""
         self.check()
         if namespace is not None and namespace is self.namespace_object:
             return

@@ -51,7 +51,6 @@ cdef class FamilyHandle(StateHandle):
     """What the handles of all kinds of state have in common."""
 
     def _set_up(self, CurrentKey context not None, descriptor, ValueBytes codec not None, Table table not None):
-        """Begin to work."""
         self.belong(context, descriptor)
         self.context, self.store, self.table, self.codec = context, context.store, table, codec
         self.front = STAMP_BYTES if self.ttl else 0
@@ -60,7 +59,6 @@ cdef class FamilyHandle(StateHandle):
     # --- time ---
 
     def now(self):
-        """The time by which values are read and stamped."""
         return time_of(self)
 
     def cleaned_at(self):
@@ -90,7 +88,6 @@ cdef class FamilyHandle(StateHandle):
     # --- conversions, which may run the user's code: inside the call, in which others are refused ---
 
     cdef object loaded(self, ValueBytes codec, const char *stored, size_t n):
-        """The value of these bytes."""
         if likely(codec.reads_plain):
             return codec.read(stored, n)
         go_inside(self.store.overlay)

@@ -75,7 +75,6 @@ cdef class ListFamilyHandle(FamilyHandle):
     # --- reading ---
 
     def get(self):
-        """Return the elements, in order; empty if there are none. O(length)."""
         cdef PinnedValue found
         cdef ValueCopy held
         cdef Element element
@@ -134,7 +133,6 @@ cdef class ListFamilyHandle(FamilyHandle):
             drop(&made)
 
     def exists(self):
-        """Return True if a read would return elements."""
         cdef PinnedValue found
         cdef ValueCopy held
         cdef size_t n
@@ -196,7 +194,6 @@ cdef class ListFamilyHandle(FamilyHandle):
         return 0
 
     def add(self, value):
-        """Append an element; None raises."""
         cdef Room room
         open_room(&room)
         try:
@@ -208,11 +205,9 @@ cdef class ListFamilyHandle(FamilyHandle):
             close_room(&room)
 
     def add_all(self, values):
-        """Append elements; a None among them raises, and appends nothing."""
         self.write_given(values, WRITE_MERGE)
 
     def update(self, values):
-        """Replace the list; an empty one clears."""
         self.write_given(values, WRITE_PUT)
 
     cdef int write_given(self, object values, Write what) except -1:
@@ -235,7 +230,6 @@ cdef class ListFamilyHandle(FamilyHandle):
         return 0
 
     def clear(self):
-        """Remove the list; nothing happens if there is none."""
         cdef size_t n
         cdef const char *key
         self.store.need_key()

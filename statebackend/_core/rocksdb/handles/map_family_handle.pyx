@@ -43,7 +43,6 @@ cdef class MapFamilyHandle(FamilyHandle):
         return self.store.entry_here(self.keys_codec.is_int, inner.number, inner.data, inner.length, n)
 
     cdef object value_of(self, const char *stored, size_t n):
-        """The value of an entry."""
         if unlikely(n <= self.front):
             raise damaged()
         if stored[self.front]:
@@ -51,7 +50,6 @@ cdef class MapFamilyHandle(FamilyHandle):
         return self.loaded(self.codec, stored + self.front + 1, n - self.front - 1)
 
     def _value(self, bytes stored not None):
-        """The value of an entry."""
         return self.value_of(PyBytes_AS_STRING(stored), PyBytes_GET_SIZE(stored))
 
     def _map_key(self, bytes key not None, size_t place):
@@ -128,7 +126,6 @@ cdef class MapFamilyHandle(FamilyHandle):
         return None
 
     def get(self, key, default=None):
-        """Return the value of a map key, or the default."""
         cdef object value = self.read_entry(key, True)
         return default if value is ABSENT else value
 
@@ -139,14 +136,12 @@ cdef class MapFamilyHandle(FamilyHandle):
         return value
 
     def contains(self, key):
-        """Return True if the map has the key."""
         return self.read_entry(key, False) is not ABSENT
 
     def __contains__(self, key):
         return self.read_entry(key, False) is not ABSENT
 
     def put(self, key, value):
-        """Set the value of a map key, which may be None."""
         cdef CoreKey inner
         cdef Room room
         cdef object _inner_owner
@@ -225,7 +220,6 @@ cdef class MapFamilyHandle(FamilyHandle):
         return self.store.entry_here(False, 0, PyBytes_AS_STRING(run), PyBytes_GET_SIZE(run), n)
 
     def remove(self, key):
-        """Remove a map key; nothing happens if it is not there."""
         cdef CoreKey inner
         cdef size_t n
         cdef const char *at

@@ -108,7 +108,6 @@ cdef class SingleHandle(FamilyHandle):
         return self.loaded(self.codec, stored + self.front, n - self.front)
 
     def exists(self):
-        """Return True if a read would return something stored."""
         cdef PinnedValue found
         cdef ValueCopy held
         cdef size_t n
@@ -119,7 +118,6 @@ cdef class SingleHandle(FamilyHandle):
         return self.shows_expired or not self.has_gone(held.data, held.size)
 
     def clear(self):
-        """Remove what is stored; nothing happens if nothing is."""
         self.remove()
 
     def unexpired(self, bytes stored not None):
@@ -174,7 +172,6 @@ cdef class ValueHandle(SingleHandle):
         return value
 
     def update(self, value):
-        """Set the value; None clears."""
         if unlikely(value is None):
             self.remove()
         else:
@@ -251,7 +248,6 @@ cdef class AddingHandle(SingleHandle):
             come_out(self.store.overlay)
 
     def add(self, value):
-        """Add a value; None clears. If the function raises, nothing has changed."""
         cdef object accumulator
         cdef int64_t on
         if value is None:
@@ -328,7 +324,6 @@ cdef class AddingHandle(SingleHandle):
         return None if stored == NULL else self.unexpired_at(stored, size, on)
 
     def get(self):
-        """The result of the added values; None where nothing was added."""
         cdef object accumulator = self.read()
         if self.kind != AGGREGATES or accumulator is None:
             return accumulator

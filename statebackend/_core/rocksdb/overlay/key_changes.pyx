@@ -6,11 +6,6 @@ cleared as a whole, its place without the last byte, which no row has for a key,
 
 Threads. A thread that reads or writes many keys without the GIL says so: `is_busy`. Another thread that ends a mark, or
 takes a snapshot, waits for it. A write is refused before it has changed anything (`Store.noted_in`).
-
->>> noted = KeyChanges()
->>> noted.add(b"b", 1); noted.add(b"a", -3); noted.add(b"a", -4)
->>> noted.get(b"a"), noted.get(b"c"), len(noted)
-(-7, None, 2)
 """
 
 cimport cython
@@ -153,7 +148,6 @@ cdef class KeyChanges:
             raise MemoryError
 
     def get(self, bytes key not None):
-        """What has become of a key; None if nothing is noted."""
         (became,) = self.became_of(np.array([0, len(key)], np.int64), np.frombuffer(key, np.uint8))
         return None if became == NOT_NOTED else int(became)
 

@@ -41,7 +41,6 @@ cdef class Table:
     """A column family, and its number among those whose changes are noted; `KeyedStore.add_table` makes it."""
 
     def note_namespaces(self):
-        """Rows of other namespaces than `VOID` have been written."""
         self.has_namespaces = True
 
 
@@ -259,7 +258,6 @@ cdef class KeyedStore:
             self.database.unpin(&found)
 
     def get_at(self, Table table not None, bytes key not None):
-        """Return the value of a composite key."""
         return self.read(table, key, len(key))
 
     cdef int change(self, Table table, Write what, const char *key, size_t n, const char *value,
@@ -295,15 +293,12 @@ cdef class KeyedStore:
         return noted
 
     def put_at(self, Table table not None, bytes key not None, bytes value not None):
-        """Write the value of a composite key."""
         self.change(table, WRITE_PUT, key, len(key), value, len(value))
 
     def merge_at(self, Table table not None, bytes key not None, bytes operand not None):
-        """Append elements to the list of a composite key."""
         self.change(table, WRITE_MERGE, key, len(key), operand, len(operand))
 
     def delete_at(self, Table table not None, bytes key not None):
-        """Remove a composite key."""
         self.change(table, WRITE_DELETE, key, len(key), NULL, 0)
 
     # --------------------------------------------------------------------------------------- many at once
@@ -434,7 +429,6 @@ cdef class KeyedStore:
         self.change_rows(table, WRITE_MERGE, offsets, keys, value_offsets, values, None)
 
     def delete_many(self, Table table not None, const int64_t[::1] offsets not None, const uint8_t[::1] keys not None):
-        """Remove many composite keys, in the batch."""
         self.change_rows(table, WRITE_DELETE, offsets, keys, offsets, keys, None)
 
     def have_rows(self, Table table not None, const int64_t[::1] offsets not None,

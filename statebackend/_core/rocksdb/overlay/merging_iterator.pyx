@@ -54,7 +54,6 @@ cdef class MergingIterator:
         self.close()
 
     def close(self):
-        """Let go of what the iterator holds; again does nothing."""
         self.base.close()
 
     cdef int find_places(self) except -1:

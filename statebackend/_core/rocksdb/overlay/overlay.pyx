@@ -312,7 +312,6 @@ cdef class Layer:
         return self.rows.n
 
     cdef Node *find(self, const char *key, size_t n) noexcept nogil:
-        """The node of a key, or NULL. O(1) expected."""
         return NULL if self.rows.n == 0 else find_node(&self.rows, key, n, hash_of(key, n))
 
     cdef Node *find_hashed(self, const char *key, size_t n, uint32_t hash) noexcept nogil:
@@ -418,7 +417,6 @@ cdef class Overlay:
         return made
 
     def __len__(self):
-        """Count the keys."""
         return sum(map(len, self.layers))
 
     @property
@@ -613,13 +611,11 @@ cdef class Overlay:
         self.n_marks -= 1
 
     def clear(self):
-        """Forget all changes and marks."""
         self.n_marks = self.n_journal = 0
         for layer in self.layers:
             drop_all(&(<Layer>layer).rows)
 
     def _check(self):
-        """Check the invariants; for tests."""
         cdef Rows *rows
         cdef Node *node
         cdef Change *change
