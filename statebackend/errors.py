@@ -100,11 +100,7 @@ class UsageError(StateBackendError):
 
 
 def overlapping_call() -> UsageError:
-    """The error of a call that begins while another one is inside the backend.
-
-    >>> overlapping_call().code
-    'USAGE.OVERLAPPING_CALL'
-    """
+    """The error of a call that begins while another one is inside the backend."""
     return UsageError(
         "cannot begin a call while another one is inside this backend",
         code="USAGE.OVERLAPPING_CALL",

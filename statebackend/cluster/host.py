@@ -61,11 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 def environment() -> dict[str, str]:
-    """What has to be the same in all processes, or they would compute and write different things.
-
-    >>> sorted(environment())
-    ['library', 'platform', 'python']
-    """
+    """What has to be the same in all processes, or they would compute and write different things."""
     return {
         "library": __version__,
         "python": f"{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}",

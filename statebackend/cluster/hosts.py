@@ -553,11 +553,7 @@ class Hosts:
 
 
 def differences(there: Mapping[str, str]) -> str:
-    """In what another process differs from this one; empty if in nothing.
-
-    >>> differences({**environment(), "library": "0.0"}).partition(" instead")[0]
-    "library '0.0'"
-    """
+    """In what another process differs from this one; empty if in nothing."""
     here = environment()
     return ", ".join(
         f"{name} {there.get(name)!r} instead of {value!r}"

@@ -79,11 +79,7 @@ def _is_survey(found: Mapping[Any, Any]) -> bool:
 
 
 class BatchSurvey(NamedTuple):
-    """What all tasks together have seen of a batch: all that is to be known of it as a whole.
-
-    >>> BatchSurvey.of([TaskSurvey(num_rows=2, newest=7000), TaskSurvey(num_rows=1)])
-    BatchSurvey(num_rows=3, num_broadcast=0, num_nulls=0, newest=7000, digest=None, heartbeats=0)
-    """
+    """What all tasks together have seen of a batch: all that is to be known of it as a whole."""
 
     num_rows: int
     num_broadcast: int
@@ -95,11 +91,7 @@ class BatchSurvey(NamedTuple):
 
     @classmethod
     def of(cls, surveys: Iterable[TaskSurvey]) -> BatchSurvey:
-        """Merge what tasks have seen, in any order. A batch without tasks is one without rows.
-
-        >>> BatchSurvey.of([]).identity()["digest"]
-        '00000000000000000000000000000000'
-        """
+        """Merge what tasks have seen, in any order. A batch without tasks is one without rows."""
         told = list(surveys)
         digests = [each.digest for each in told if each.digest is not None]
         return cls(

@@ -80,14 +80,7 @@ class PieceSum(NamedTuple):
 
 
 class PieceSums:
-    """Sums up the messages of a piece, at both of its ends.
-
-    >>> sums = PieceSums()
-    >>> sums.add("rows", b"abc", 2)
-    910901175
-    >>> sums.total
-    PieceSum(rows=2, bytes=3, checksum=494787387)
-    """
+    """Sums up the messages of a piece, at both of its ends."""
 
     def __init__(self) -> None:
         self._rows = self._bytes = self._checksum = 0

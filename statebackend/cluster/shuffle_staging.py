@@ -82,10 +82,6 @@ class PieceStaging:
 
     All pieces together hold at most ``memory`` bytes of messages in memory, and ``quota`` on disk: in a folder of their
     own in ``folder``, or where the system has temporary files. For any number of threads.
-
-    >>> PieceStaging(quota=-1)
-    Traceback (most recent call last):
-    statebackend.errors.UsageError: memory and quota are numbers of bytes, not negative [USAGE]
     """
 
     def __init__(self, *, memory: int = 256 << 20, quota: int = 64 << 30, folder: str | None = None) -> None:

@@ -56,11 +56,7 @@ class WireError(LinkError):
 
 
 def place(address: tuple[Any, ...]) -> str:
-    """An address as errors name it.
-
-    >>> place(("127.0.0.1", 80))
-    '127.0.0.1:80'
-    """
+    """An address as errors name it."""
     return ":".join(str(part) for part in address[:2])
 
 
@@ -206,11 +202,7 @@ class Stream:
 
 
 def flat(data: BytesLike) -> memoryview:
-    """The bytes of an object as they lie; `TypeError` if they do not lie in one place.
-
-    >>> flat(memoryview(b"abcd").cast("i")).nbytes
-    4
-    """
+    """The bytes of an object as they lie; `TypeError` if they do not lie in one place."""
     view = memoryview(data)
     # An empty view of several dimensions cannot be cast.
     return view.cast("B") if view.nbytes else memoryview(b"")

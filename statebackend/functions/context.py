@@ -44,11 +44,7 @@ NOWHERE = BatchPosition(None)
 
 
 def no_event_time(what: str, *, detail: str | None = None, hint: str = "") -> UsageError:
-    """The error for a job without ``event_time=``.
-
-    >>> print(no_event_time("ctx.timestamp"))
-    ctx.timestamp needs event time. Hint: name the column of the time with event_time= [USAGE.NO_EVENT_TIME]
-    """
+    """The error for a job without ``event_time=``."""
     return UsageError(
         f"{what} needs event time",
         code="USAGE.NO_EVENT_TIME",
@@ -104,11 +100,7 @@ class ProcessingTimers:
 
 
 def no_output(name: object, outputs: Collection[str]) -> UsageError:
-    """The error for a name that no output has.
-
-    >>> print(no_output("lat", ["totals", "late"]))
-    the job has no output of this name ('lat'; outputs totals, late). Hint: ...[USAGE.NO_OUTPUT]
-    """
+    """The error for a name that no output has."""
     return UsageError(
         "the job has no output of this name",
         code="USAGE.NO_OUTPUT",
@@ -356,11 +348,7 @@ class Counter:
         self._count = count
 
     def get_count(self) -> int:
-        """The number.
-
-        >>> Counter().get_count()
-        0
-        """
+        """The number."""
         return self._count
 
     def __repr__(self) -> str:
@@ -381,11 +369,7 @@ class Metrics:
         self._counters: dict[str, Counter] = {}
 
     def counter(self, name: str) -> Counter:
-        """The counter of this name, a non-empty str that UTF-8 can encode; the first call makes it.
-
-        >>> Metrics().counter("late").get_count()
-        0
-        """
+        """The counter of this name, a non-empty str that UTF-8 can encode; the first call makes it."""
         if type(name) is not str or not name:
             raise UsageError("the name of a counter is a non-empty str")
         counter = self._counters.get(name)
@@ -400,11 +384,7 @@ class Metrics:
         return counter
 
     def values(self) -> dict[str, int]:
-        """All counters by name.
-
-        >>> Metrics().values()
-        {}
-        """
+        """All counters by name."""
         return {name: counter.get_count() for name, counter in self._counters.items()}
 
     def __repr__(self) -> str:

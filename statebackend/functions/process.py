@@ -61,13 +61,7 @@ class CheckpointedFunction(ABC):
 
 
 class FunctionInitializationContext:
-    """The context for `CheckpointedFunction.initialize_state`.
-
-    >>> from statebackend.operator_state import OperatorStateBackend
-    >>> ctx = FunctionInitializationContext(OperatorStateBackend())
-    >>> ctx.is_restored, ctx.restored_checkpoint_id
-    (False, None)
-    """
+    """The context for `CheckpointedFunction.initialize_state`."""
 
     def __init__(
         self,
@@ -84,36 +78,19 @@ class FunctionInitializationContext:
 
     @property
     def is_restored(self) -> bool:
-        """True if an earlier run left state.
-
-        >>> from statebackend.operator_state import OperatorStateBackend
-        >>> store = OperatorStateBackend(restore=[{}])
-        >>> FunctionInitializationContext(store, restored_checkpoint_id=3).is_restored
-        True
-        """
+        """True if an earlier run left state."""
         return self.restored_checkpoint_id is not None or self.operator_state_store.is_restored
 
     @property
     def keyed_state_store(self) -> KeyedStateBackend:
-        """The backend that provides keyed states; `UsageError` in a function without keys.
-
-        >>> from statebackend.operator_state import OperatorStateBackend
-        >>> from statebackend.backends import create_backend
-        >>> keyed = create_backend("reference").create_keyed_backend(int)
-        >>> FunctionInitializationContext(OperatorStateBackend(), keyed).keyed_state_store is keyed
-        True
-        """
+        """The backend that provides keyed states; `UsageError` in a function without keys."""
         if self._keyed_state_store is None:
             raise UsageError("this function has no keys, and so no keyed state")
         return self._keyed_state_store
 
 
 class FunctionSnapshotContext:
-    """The context for `CheckpointedFunction.snapshot_state`.
-
-    >>> FunctionSnapshotContext(checkpoint_id=4, checkpoint_timestamp=1000).checkpoint_id
-    4
-    """
+    """The context for `CheckpointedFunction.snapshot_state`."""
 
     def __init__(self, *, checkpoint_id: int, checkpoint_timestamp: int) -> None:
         #: The id of the checkpoint that is being taken.

@@ -373,11 +373,7 @@ def _minimal_big_endian(number: int) -> bytes:
 
 
 def key_encoder(spec: Any) -> KeyEncoder:
-    """The encoder of keys of a type, given in any notation; O(1) after the first call for a type.
-
-    >>> key_encoder(str)
-    key_encoder(STRING)
-    """
+    """The encoder of keys of a type, given in any notation; O(1) after the first call for a type."""
     declared_type = of(spec)
     if not declared_type.is_key_type:
         raise UsageError(

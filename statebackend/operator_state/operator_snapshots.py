@@ -138,11 +138,7 @@ class StateView(NamedTuple):
 
 
 def type_roles(mode: str) -> dict[str, str]:
-    """The columns of a state of this mode, and the role of each column's type.
-
-    >>> type_roles("union"), type_roles("broadcast")
-    ({'value': 'element'}, {'map_key': 'key', 'value': 'value'})
-    """
+    """The columns of a state of this mode, and the role of each column's type."""
     return {"map_key": "key", "value": "value"} if mode == BROADCAST else {"value": "element"}
 
 

@@ -45,21 +45,13 @@ _PIECE = 65_536
 
 
 def rows_of(table: pa.Table) -> Iterator[Row]:
-    """The rows of a table, in order, each a named tuple. Memory: some tens of thousands of rows at a time.
-
-    >>> [row.n for row in rows_of(pa.table({"n": [1, 2]}))]
-    [1, 2]
-    """
+    """The rows of a table, in order, each a named tuple. Memory: some tens of thousands of rows at a time."""
     for batch in table.to_batches(max_chunksize=_PIECE):
         yield from row_maker(batch)
 
 
 def row_maker(batch: pa.RecordBatch) -> RowMaker:
-    """What makes the rows of a record batch, each when it is asked for. What no buffer shows is converted here.
-
-    >>> list(row_maker(pa.record_batch({"n": [1, 2]})))
-    [Row(n=1), Row(n=2)]
-    """
+    """What makes the rows of a record batch, each when it is asked for. What no buffer shows is converted here."""
 
     def unreadable(at: int) -> SerializationError:
         return _unreadable(batch.schema.names[at], batch.schema.types[at])

@@ -48,11 +48,7 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 def rows_digest(table: pa.Table) -> str:
-    """The digest of all rows, 32 hexadecimal digits. O(bytes); needs a few hundred kilobytes beside the table.
-
-    >>> rows_digest(pa.table({"n": pa.array([], pa.int64())}))
-    '00000000000000000000000000000000'
-    """
+    """The digest of all rows, 32 hexadecimal digits. O(bytes); needs a few hundred kilobytes beside the table."""
     columns = _Columns()
     first = second = 0
     for batch in table.to_batches(max_chunksize=_PIECE):
@@ -65,12 +61,7 @@ def rows_digest(table: pa.Table) -> str:
 
 
 def merged_digest(digests: Iterable[str]) -> str:
-    """The digest of all rows of several tables, given that of each.
-
-    >>> first, second = pa.table({"n": [1]}), pa.table({"n": [2, 3]})
-    >>> merged_digest(map(rows_digest, [first, second])) == rows_digest(pa.concat_tables([first, second]))
-    True
-    """
+    """The digest of all rows of several tables, given that of each."""
     lanes = [0, 0]
     for digest in digests:
         lanes = [(lanes[0] + int(digest[:16], 16)) & _MASK, (lanes[1] + int(digest[16:], 16)) & _MASK]
@@ -303,11 +294,7 @@ class BatchSource(NamedTuple):
     identify: Callable[[], Identity] | None = None
 
     def identity_by_rows(self) -> Identity:
-        """The identity of the batch by its rows; the engine computes it for that. O(bytes).
-
-        >>> BatchSource(lambda: pa.table({"user": ["a"]})).identity_by_rows()["rows"]
-        1
-        """
+        """The identity of the batch by its rows; the engine computes it for that. O(bytes)."""
         return rows_identity(self.read()) if self.identify is None else self.identify()
 
 
@@ -333,11 +320,7 @@ class BatchRecord(NamedTuple):
 
     @classmethod
     def of(cls, manifest: Manifest) -> BatchRecord:
-        """Read the origin from a manifest; a commit that is not a query's has none.
-
-        >>> BatchRecord.of(Manifest(7, 3, "0" * 32, batch={"key": ["user"]}, sequence=12)).key
-        ('user',)
-        """
+        """Read the origin from a manifest; a commit that is not a query's has none."""
         found = manifest.batch
         if not _is_understood(found):
             raise CorruptCheckpointError(
@@ -372,19 +355,12 @@ def plan_identity(time: int, offsets: list[Json]) -> Identity:
     """The identity of a batch by its engine's plan: the end of each source, and the time of that decision.
 
     The time distinguishes plans with equal offsets: Spark's file source only numbers the entries of its own log.
-
-    >>> plan_identity(1000, [])["kind"]
-    'plan'
     """
     return {"kind": "plan", "time": time, "offsets": offsets}
 
 
 def rows_identity(rows: pa.Table | ChunkedRows) -> Identity:
-    """The identity of a batch by its rows, in any order and in any pieces; O(bytes).
-
-    >>> rows_identity(pa.table({"a": [1, 2]})) == rows_identity(pa.table({"a": [2, 1]}))
-    True
-    """
+    """The identity of a batch by its rows, in any order and in any pieces; O(bytes)."""
     count, digests = 0, []
     for piece in [rows] if isinstance(rows, pa.Table) else rows.pieces():
         count += piece.num_rows

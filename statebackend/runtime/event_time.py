@@ -166,22 +166,14 @@ class RowTimes:
         clock: int | None = None,
         idle: int | None = None,
     ) -> RowTimes:
-        """The same for one row, whose time is an int of milliseconds, a datetime or None.
-
-        >>> RowTimes.of_one(EventTime("at"), datetime.datetime(1970, 1, 1, 0, 0, 2), watermark=None).after
-        2000
-        """
+        """The same for one row, whose time is an int of milliseconds, a datetime or None."""
         column = pa.array([milliseconds(time, event_time.column)], pa.int64())
         table = pa.table({event_time.column: column})
         return cls.of(event_time, table, watermark=watermark, clock=clock, idle=idle)
 
     @classmethod
     def of_none(cls, before: int | None, after: int | None) -> RowTimes:
-        """The times of a batch without rows.
-
-        >>> len(RowTimes.of_none(None, 1000))
-        0
-        """
+        """The times of a batch without rows."""
         nothing = np.zeros(0, dtype=np.bool_)
         return cls(before, after, np.zeros(0, dtype=np.int64), nothing, nothing, nothing)
 

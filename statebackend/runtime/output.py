@@ -361,14 +361,7 @@ class _OutputRows:
 
 
 class BatchOutput:
-    """Rows that a function returned, or gave to an output by its name. The first output is the main one.
-
-    >>> given = BatchOutput({"totals": OutputSchema("n int"), "late": OutputSchema("user string")})
-    >>> given.add([(1,)])
-    >>> given.outputs["late"].add(("ann",))
-    >>> given.result()["late"].to_pylist()
-    [{'user': 'ann'}]
-    """
+    """Rows that a function returned, or gave to an output by its name. The first output is the main one."""
 
     __slots__ = ("_all", "_files", "output", "outputs")
 

@@ -43,9 +43,6 @@ def gap(
     """The error for a batch that does not follow what is committed.
 
     ``has_acted`` means that ``on_gap`` would have helped, but has acted before.
-
-    >>> gap(3, None, "/data/state", first_batch=2).code
-    'BATCH_GAP.NO_STATE'
     """
     anew = _ANEW
     if has_acted:
@@ -91,9 +88,6 @@ def other_rows(
 
     ``previous`` is the checkpoint to go back to; None if it is not retained or there is none. The message shows no
     offsets, because a user's own source may put anything into them.
-
-    >>> print(other_rows(3, "/data/state", {"kind": "plan", "time": 1, "offsets": [7]}, None, 2).detail)
-    /data/state, batch 3; committed: planned at 1; to come: not known
     """
     if previous is not None or batch_id == 0:
         back = f"take the batch back with sb.tools.rewind(store, to={previous}), after which it runs with the new rows"
@@ -118,11 +112,7 @@ def other_rows(
 
 
 def other_stream(batch_id: int, uri: str, then: str | None, now: str | None) -> BatchGapError:
-    """The error for a batch with the right number that another stream planned, at another checkpointLocation.
-
-    >>> other_stream(3, "/data/state", "file:/a", "file:/b").code
-    'BATCH_GAP.OTHER_ROWS'
-    """
+    """The error for a batch with the right number that another stream planned, at another checkpointLocation."""
     return BatchGapError(
         f"batch {batch_id} is that of another stream than what is committed",
         code="BATCH_GAP.OTHER_ROWS",

@@ -105,11 +105,7 @@ def check_beginning(restore_from: object, first_batch: object, on_gap: str) -> N
 
 
 def source_of(restore_from: Beginning) -> Checkpoint | Savepoint:
-    """The source that backends restore from: the newest checkpoint of a store, a savepoint, or what was given.
-
-    >>> source_of("/data/savepoint")
-    Savepoint('/data/savepoint')
-    """
+    """The source that backends restore from: the newest checkpoint of a store, a savepoint, or what was given."""
     if isinstance(restore_from, CheckpointReader):
         return restore_from.open_latest()
     if not isinstance(restore_from, (str, os.PathLike)):
@@ -122,11 +118,7 @@ def source_of(restore_from: Beginning) -> Checkpoint | Savepoint:
 def without_dropped(
     source: Checkpoint | Savepoint | None, dropped: frozenset[str], uri: str
 ) -> Checkpoint | Savepoint | None:
-    """What a job begins with, less the states that were dropped from it; `UsageError` if it has no such state.
-
-    >>> without_dropped(Savepoint("/data/savepoint"), frozenset(), "/data/store")
-    Savepoint('/data/savepoint')
-    """
+    """What a job begins with, less the states that were dropped from it; `UsageError` if it has no such state."""
     if not dropped:
         return source
     if isinstance(source, Savepoint):

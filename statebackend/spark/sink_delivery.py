@@ -118,12 +118,7 @@ class OutputFrames:
 
 
 class SinkDeliveries:
-    """The outputs of a job that have a sink, in the order of the schema, and how each is served.
-
-    >>> deliveries = SinkDeliveries.of(print, {"main": OutputSchema("n int")})
-    >>> [(name, deliveries.describe(name)) for name in deliveries]
-    [('main', 'print')]
-    """
+    """The outputs of a job that have a sink, in the order of the schema, and how each is served."""
 
     def __init__(
         self, sinks: Mapping[str, Any], schemas: Mapping[str, OutputSchema], most_files: int = 1
@@ -177,11 +172,7 @@ class SinkDeliveries:
         return self._schemas[output]
 
     def partitions(self) -> dict[str, tuple[str, ...]]:
-        """The columns by which each output is cut into files before it is committed.
-
-        >>> SinkDeliveries.of(print, {"main": OutputSchema("n int")}).partitions()
-        {'main': ()}
-        """
+        """The columns by which each output is cut into files before it is committed."""
         return {
             output: sink.partition_by if isinstance(sink, CommittedSink) else ()
             for output, sink in self._sinks.items()
@@ -236,11 +227,7 @@ class SinkDeliveries:
 
 
 def _by_output(sink: object, schemas: Mapping[str, object]) -> dict[str, Any]:
-    """The sinks by the names of the outputs, in the order of the schema.
-
-    >>> _by_output({"late": print, "totals": print}, {"totals": "n int", "late": "n int"}).keys()
-    dict_keys(['totals', 'late'])
-    """
+    """The sinks by the names of the outputs, in the order of the schema."""
     if sink is None:
         sink = {}  # right for a function without output, which has no schema
         schemas = {name: schema for name, schema in schemas.items() if schema is not None}

@@ -482,10 +482,5 @@ class KeyedStateBackend(StateGetters, ABC):
 
 
 def overrides(keyed: KeyedStateBackend, *names: str) -> bool:
-    """True if a backend has these optional methods of its own: those of the interface do nothing.
-
-    >>> from statebackend.backends import create_backend
-    >>> overrides(create_backend("reference").create_keyed_backend(int), "begin", "set_event_time")
-    True
-    """
+    """True if a backend has these optional methods of its own: those of the interface do nothing."""
     return all(getattr(type(keyed), name, None) is not getattr(KeyedStateBackend, name) for name in names)

@@ -38,10 +38,6 @@ class Subscriptable:
     """A class that takes any number of type arguments when the program runs, and does nothing with them.
 
     Those of `typing.Generic` would have to be complete: only Python 3.13 knows defaults of type variables.
-
-    >>> class Box(Subscriptable): pass
-    >>> Box[int, str].__origin__ is Box
-    True
     """
 
     __slots__ = ()

@@ -253,12 +253,6 @@ class ReferenceTimers(Timers):
     """One table per domain; it stores a frozenset of times, never empty, for a key and namespace.
 
     Every search scans them all.
-
-    >>> keyed = ReferenceBackend().create_keyed_backend(int)
-    >>> keyed.set_current_key(1)
-    >>> keyed.timers.register(30); keyed.timers.register(10)
-    >>> keyed.timers.pending()
-    [10, 30]
     """
 
     def __init__(self, backend: ReferenceKeyedBackend) -> None:

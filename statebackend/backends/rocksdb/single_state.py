@@ -61,13 +61,6 @@ def _number_in_table(spaces: NamespaceColumn | None) -> int | Array:
 
 
 def _touched(canonical: Any, spaces: NamespaceColumn | None) -> _DistinctKeys:
-    """
-    >>> _touched(np.array([7, 3, 7]), None).keys.tolist()
-    [7, 3]
-    >>> from statebackend.keys import namespace_column
-    >>> _touched(np.array([7, 3, 7, 7]), namespace_column(["a", "a", "b", "a"])).numbers.tolist()
-    [1, 1, 2]
-    """
     numbers = _number_in_table(spaces)
     if not isinstance(numbers, np.ndarray):
         keys = _distinct(canonical)

@@ -226,14 +226,7 @@ def _joined(folder: str, name: str) -> str:
 
 
 def open_target_folder(uri: str | os.PathLike[str], options: Mapping[str, str] | None = None) -> TargetFolder:
-    """The place at a path, ``file://``, ``s3://``, ``gs://`` or ``abfss://`` address. Asks nothing yet.
-
-    >>> open_target_folder("file:///data/out").uri, open_target_folder("gs://bucket/out").uri
-    ('/data/out', 'gs://bucket/out')
-    >>> open_target_folder("hdfs://host/out")
-    Traceback (most recent call last):
-    statebackend.errors.UsageError: files cannot be published at a hdfs: address. Hint: ... [USAGE.ADDRESS]
-    """
+    """The place at a path, ``file://``, ``s3://``, ``gs://`` or ``abfss://`` address. Asks nothing yet."""
     text: object = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
     if not isinstance(text, str) or not text:
         raise UsageError("a place is given by its path or uri, a str")

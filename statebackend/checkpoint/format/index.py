@@ -46,11 +46,7 @@ class GroupedBatch(NamedTuple):
 
     @classmethod
     def of(cls, batch: pa.RecordBatch, key_group_of_rows: ArrayLike) -> GroupedBatch:
-        """Make one from the key group of each row; the key groups must ascend. O(rows).
-
-        >>> GroupedBatch.of(pa.record_batch({"key": [1, 2, 3]}), [4, 4, 9]).counts.tolist()
-        [2, 1]
-        """
+        """Make one from the key group of each row; the key groups must ascend. O(rows)."""
         groups = np.asarray(key_group_of_rows, np.int64)
         if len(groups) and (groups == groups[0]).all():
             return cls(batch, groups[:1], np.array([len(groups)]))

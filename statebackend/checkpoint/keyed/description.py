@@ -131,13 +131,7 @@ def check_key_type(config: object, key_type: Type, whole: str, where: str) -> No
 
 
 def state_schema(key_type: Type, descriptor: StateDescriptor, *, namespaces: bool, ops: bool) -> pa.Schema:
-    """The columns that a state has in a data file.
-
-    >>> from statebackend.state import MapStateDescriptor
-    >>> from statebackend.types import LONG
-    >>> state_schema(LONG, MapStateDescriptor("seen", str, int), namespaces=False, ops=True).names
-    ['key', 'map_key', 'value', 'op']
-    """
+    """The columns that a state has in a data file."""
     stored = descriptor.stored_types()
     is_list = descriptor.kind == "list"
     value = stored[value_role(descriptor.kind)].arrow

@@ -87,11 +87,7 @@ class StoredFile(CheckedRecord):
         return data_epoch(self.name)
 
     def to_json(self) -> JsonObject:
-        """The JSON form, without members that are not set.
-
-        >>> StoredFile("data/3/a.arrow", "delta", size=10, checksum=255).to_json()
-        {'name': 'data/3/a.arrow', 'kind': 'delta', 'size': 10, 'checksum': 'crc32c:000000ff'}
-        """
+        """The JSON form, without members that are not set."""
         made: JsonObject = {
             "name": self.name,
             "kind": self.kind,
@@ -226,12 +222,7 @@ def snapshots_of(given: Iterable[StateSnapshot | Mapping[str, object]]) -> tuple
 
 @dataclass(frozen=True)
 class Manifest(CheckedRecord):
-    """A committed checkpoint: the snapshots of its subtasks, its outputs and other files, its times and its batch.
-
-    >>> manifest = Manifest(7, epoch=3, store="0" * 32, snapshots=(StateSnapshot(7, epoch=3),), sequence=12)
-    >>> manifest.name
-    'checkpoints/12.json'
-    """
+    """A committed checkpoint: the snapshots of its subtasks, its outputs and other files, its times and its batch."""
 
     checkpoint_id: int
     epoch: int

@@ -59,10 +59,6 @@ class Metadata(CheckedRecord):
 def check_same_use(existing: Metadata, wanted: Metadata, uri: str) -> None:
     """Raise unless a store made for ``existing`` may be used for ``wanted``; members that are None are not compared,
     except for the encryption.
-
-    >>> check_same_use(Metadata("0" * 32, query="a"), Metadata("1" * 32, query="b"), "/data/state")
-    Traceback (most recent call last):
-    statebackend.errors.UsageError: the store belongs to another query (/data/state). Hint: ...
     """
     if wanted.query is not None and existing.query != wanted.query:
         raise UsageError(

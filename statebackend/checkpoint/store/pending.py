@@ -113,12 +113,6 @@ class Snapshot:
 
     To abort, the asking thread calls ``abort``, which makes the writing stop and remove its files. The interpreter
     waits for the writing when it ends.
-
-    >>> from statebackend.checkpoint.files import open_files
-    >>> snapshot = Snapshot(DataWriter(open_files("/nowhere"), epoch=3, checkpoint_id=7))
-    >>> snapshot.begin(lambda: StateSnapshot(7, epoch=3), WritingThreads())
-    >>> snapshot, snapshot.result().epoch
-    (<Snapshot of checkpoint 7>, 3)
     """
 
     def __init__(self, writer: DataWriter) -> None:

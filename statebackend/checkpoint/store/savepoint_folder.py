@@ -67,11 +67,7 @@ class SavepointPart(NamedTuple):
 
 
 class Savepoint:
-    """The savepoint at a path or uri, to write or to restore from. Making the object touches nothing.
-
-    >>> Savepoint("/nowhere").parts("keyed")
-    []
-    """
+    """The savepoint at a path or uri, to write or to restore from. Making the object touches nothing."""
 
     def __init__(
         self, uri: str | os.PathLike[str], *, timeless: bool = False, _files: StoreFiles | None = None
