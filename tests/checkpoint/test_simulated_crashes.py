@@ -29,9 +29,9 @@ from store_story import (
 from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.files import PosixFiles
 from statebackend.checkpoint.store.checkpoint_reader import CheckpointReader
-from statebackend.checkpoint.store.inventory import Inventory
 from statebackend.errors import CommitConflictError, StateBackendError, StoreError, UsageError
 from statebackend.tools import repair
+from statebackend.tools.verification import Inventory
 
 ROOT = "/disk/made/by/the/store"
 

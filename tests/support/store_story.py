@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from statebackend.checkpoint import CheckpointStore, StateSnapshot
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.store.checkpoint_reader import CheckpointReader
-from statebackend.checkpoint.store.inventory import Inventory
 from statebackend.checkpoint.store.log import read_entry
 from statebackend.errors import CommitConflictError
 from statebackend.keys import range_for
+from statebackend.tools.verification import Inventory
 
 RETAIN = 2
 QUERY = "the query"
