@@ -13,7 +13,7 @@ from processes import run
 import statebackend as sb
 from statebackend._core.rocksdb.binding import library
 from statebackend.backends.rocksdb.library_location import LIBRARY, find_library
-from statebackend.backends.rocksdb.statistics import background_work, stalls
+from statebackend.backends.rocksdb.scratch import background_work, stalls
 
 ASKING = """
 import os, sys

@@ -24,7 +24,7 @@ from statebackend.backends.rocksdb.native_base import (
 )
 from statebackend.backends.rocksdb.native_snapshot import BY_TIME, NativeSnapshot, snapshot_to_adopt
 from statebackend.backends.rocksdb.row_loader import load
-from statebackend.backends.rocksdb.scratch import Scratch
+from statebackend.backends.rocksdb.scratch import Scratch, figures_of_database, figures_of_state
 from statebackend.backends.rocksdb.settings import Settings
 from statebackend.backends.rocksdb.single_state import (
     RocksDbAggregatingState,
@@ -38,7 +38,6 @@ from statebackend.backends.rocksdb.snapshot_source import (
     RocksDbPoints,
     RocksDbView,
 )
-from statebackend.backends.rocksdb.statistics import figures_of_database, figures_of_state
 from statebackend.backends.rocksdb.timer_service import RocksDbTimers
 from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, Snapshot, StateSnapshot
 from statebackend.checkpoint.format import Op
