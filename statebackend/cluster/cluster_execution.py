@@ -33,9 +33,8 @@ from statebackend.errors import HostError, UsageError
 from statebackend.runtime.batch_identity import BatchSource
 from statebackend.runtime.batch_progress import Figures, Stopwatch
 from statebackend.runtime.batch_rows import Survey
-from statebackend.runtime.batch_time import BatchTimes
 from statebackend.runtime.event_time import RowTimes
-from statebackend.runtime.execution import BatchResult, CommitRequest, Execution
+from statebackend.runtime.execution import BatchResult, BatchTimes, CommitRequest, Execution
 from statebackend.runtime.job import Job
 from statebackend.types import Type
 

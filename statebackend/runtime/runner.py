@@ -16,8 +16,7 @@ from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import BatchGapError, UsageError
 from statebackend.runtime.batch_identity import BatchRecord, BatchSource, Identity
 from statebackend.runtime.batch_progress import Stopwatch
-from statebackend.runtime.batch_time import BatchTime, CheckpointTimes
-from statebackend.runtime.execution import BatchResult, Execution, LocalExecution
+from statebackend.runtime.execution import BatchResult, BatchTime, CheckpointTimes, Execution, LocalExecution
 from statebackend.runtime.job import Job
 from statebackend.runtime.output import CommittedBatch, check_deliverable
 from statebackend.runtime.start_checks import (

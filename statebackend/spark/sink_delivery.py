@@ -21,7 +21,7 @@ from statebackend.errors import UsageError
 from statebackend.runtime import CommittedBatch
 from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.runtime.batch_progress import Figures
-from statebackend.runtime.partitions import columns_in
+from statebackend.runtime.output import columns_in
 from statebackend.spark.session import output_frame, reading_error, settings
 from statebackend.spark.sinks.committed_sink import (
     CommittedSink,

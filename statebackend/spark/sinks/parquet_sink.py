@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from statebackend.checkpoint.files import TargetFolder, open_target_folder
 from statebackend.errors import StoreError, UsageError
 from statebackend.runtime.batch_progress import Figures
-from statebackend.runtime.partitions import columns_in, folder_of, names_partitions, partition_in
+from statebackend.runtime.output import columns_in, folder_of, names_partitions, partition_in
 from statebackend.spark.sinks.committed_sink import CommittedSink, Delivery, check_partition_by, other_types
 
 FOLDER = "_spark_metadata"
