@@ -15,13 +15,16 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from threading import Lock
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from statebackend.checkpoint.files.store_files import BytesLike
 from statebackend.checkpoint.store.sealed import crc32c
 from statebackend.errors import ClosedError, StoreError, UsageError
+
+if TYPE_CHECKING:
+    from statebackend.cluster.shuffle_staging import PieceStaging
 
 #: Rows for one host, and rows for all hosts.
 Kind: TypeAlias = Literal["rows", "broadcast"]
@@ -71,7 +74,6 @@ class PieceSum(NamedTuple):
 
     #: Rows for this host alone.
     rows: int
-    #: Bytes of all messages.
     bytes: int
     checksum: int
 
@@ -110,26 +112,10 @@ class _Message(NamedTuple):
     checksum: int = 0
 
 
-class PieceStorage(Protocol):
-    """What a piece has its memory and disk from."""
-
-    def takes_memory(self, size: int) -> bool:
-        """Take so many bytes of memory, if there are."""
-
-    def take_disk(self, size: int, tag: PieceId) -> None:
-        """Take so many bytes of disk; `StoreError` if there are none."""
-
-    def new_path(self) -> str:
-        """A path for a file that is not there yet."""
-
-    def forget(self, piece: Piece) -> None:
-        """Take back all that the piece has."""
-
-
 class Piece:
     """A piece that comes in, made by `PieceStaging.begin`. One thread adds its messages; any may drop it."""
 
-    def __init__(self, room: PieceStorage, tag: PieceId, schema: pa.Schema) -> None:
+    def __init__(self, room: PieceStaging, tag: PieceId, schema: pa.Schema) -> None:
         self.tag = tag
         self.schema = schema
         #: What the piece came to; None until it is finished.
