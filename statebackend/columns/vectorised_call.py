@@ -212,7 +212,11 @@ class AddingColumns(SingleColumns, AddingState[Any, Any]):
         if not is_decoded(declared):
             return super()._added_values(values, declared)
         with self._naming_state():
-            return decoded_values(values, declared)
+            stored, nulls = value_column(values, declared)
+            codec = value_bytes(declared, "values")
+            return codec.decode_many(
+                *serialised_column(stored), None if nulls is None else nulls.view(np.uint8)
+            )
 
 
 class ListColumns(ColumnsState, KeyedListState):
@@ -363,10 +367,3 @@ def results_of(aggregate: NamedAggregate, accumulators: Any, found: Array | None
 def is_decoded(declared: Type | None) -> TypeGuard[Type]:
     """Return True if functions get new objects, decoded from columns; other types come as the caller gave them."""
     return declared is not None and not holds_references(declared)
-
-
-def decoded_values(column: Any, declared: Type) -> list[Any]:
-    """The values of a column as functions get them, checked as a whole; None for a null. O(n)."""
-    stored, nulls = value_column(column, declared)
-    codec = value_bytes(declared, "values")
-    return codec.decode_many(*serialised_column(stored), None if nulls is None else nulls.view(np.uint8))

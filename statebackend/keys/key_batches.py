@@ -157,7 +157,10 @@ def _unscaled(keys: pa.Array, declared: DecimalType) -> Int64s | None:
     if rescaled is None:
         return None
     words = _words(rescaled)
-    return np.ascontiguousarray(words[:, 0]) if _fit_precision(words, declared.precision) else None
+    # Arrow does not check that values respect their precision when an array is made.
+    low, high, limit = words[:, 0], words[:, 1], 10**declared.precision
+    is_fit = (high == low >> 63).all() and (low > -limit).all() and (low < limit).all()
+    return np.ascontiguousarray(low) if is_fit else None
 
 
 def wide_decimals_of(keys: Columnar, declared: DecimalType) -> Bytes | None:
@@ -179,13 +182,6 @@ def _words(decimals: pa.Array) -> np.ndarray[Any, Any]:
         return np.empty((0, 2), dtype=np.int64)
     words = np.frombuffer(buffer, dtype=np.int64, count=2 * len(decimals), offset=decimals.offset * 16)
     return words.reshape(-1, 2)
-
-
-def _fit_precision(words: np.ndarray[Any, Any], precision: int) -> bool:
-    # Arrow does not check that values respect their precision when an array is made.
-    low, high = words[:, 0], words[:, 1]
-    limit = 10**precision
-    return bool((high == low >> 63).all() and (low > -limit).all() and (low < limit).all())
 
 
 def arrow_of_ints(canonical: Int64s, declared: Type) -> pa.Array:

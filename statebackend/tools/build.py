@@ -108,7 +108,9 @@ class _Source:
             self._filled = _put_maps
         elif self.descriptor.kind == "list":
             of_lists = self.descriptor.stored_types()["element"].arrow
-            self._filled = _add_lists if _holds_lists(types[0], of_lists) else _add
+            checks = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+            holds_lists = any(check(types[0]) for check in checks) and not pa.types.is_list(of_lists)
+            self._filled = _add_lists if holds_lists else _add
         elif self.descriptor.kind == "value":
             self._filled = _update
         elif self.descriptor.kind == "folding":
@@ -123,13 +125,6 @@ class _Source:
             keys, columns = keys.filter(there), [column.filter(there) for column in columns]
         if len(keys):
             self._filled(state, keys, *columns)
-
-
-def _holds_lists(column: pa.DataType, element: pa.DataType) -> bool:
-    is_list = (
-        pa.types.is_list(column) or pa.types.is_large_list(column) or pa.types.is_fixed_size_list(column)
-    )
-    return is_list and not pa.types.is_list(element)
 
 
 def _update(state: Any, keys: pa.Array, values: pa.Array) -> None:

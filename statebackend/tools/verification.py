@@ -316,7 +316,9 @@ class _Verification:
             of_kept = [key for key in keys if key in kept]
             if of_kept or not keys:
                 damaged.update(of_kept)
-                problems.append(_problem(file, of_kept, error))
+                message = f"{error.message} ({error.detail})" if error.detail else error.message
+                ids = sorted({key.checkpoint_id for key in of_kept})
+                problems.append(Problem(file, ids, error.code, message))
         intact = [key for key in kept if key in self._opened and key not in damaged] if can_be_opened else []
         files = {
             name: file.size
@@ -345,11 +347,6 @@ def _check_dropped(error: UsageError) -> None:
 def _same(file: StoredFile) -> StoredFile:
     """The file without what checkpoints may say of it differently: it is checked once."""
     return StoredFile(file.name, file.kind, file.size, file.checksum)
-
-
-def _problem(file: str, keys: list[CheckpointKey], error: StateBackendError) -> Problem:
-    message = f"{error.message} ({error.detail})" if error.detail else error.message
-    return Problem(file, sorted({key.checkpoint_id for key in keys}), error.code, message)
 
 
 def _check_file(checkpoint: Checkpoint, file: StoredFile) -> None:
