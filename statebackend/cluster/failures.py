@@ -88,7 +88,6 @@ def raised(said: dict[str, Any], where: str) -> StateBackendError:
 
 #: The option of Linux's prctl by which a process gets a signal when its parent ends.
 _PR_SET_PDEATHSIG = 1
-#: The characters of a trace that are reported.
 _LONGEST_TRACE = 20_000
 
 

@@ -79,7 +79,6 @@ def address_space() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-#: The roles of a host at the driver.
 DRIVERS_LINK, PULSES_LINK = "host", "pulse"
 
 

@@ -35,7 +35,6 @@ class Question(NamedTuple):
     body: bytes = b""
 
 
-#: What a host has answered.
 Answer = dict[str, Any]
 
 

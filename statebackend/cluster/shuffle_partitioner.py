@@ -85,7 +85,6 @@ class BatchSurvey(NamedTuple):
     num_broadcast: int
     num_nulls: int
     newest: int | None
-    #: None if a task has none.
     digest: str | None
     heartbeats: int
 

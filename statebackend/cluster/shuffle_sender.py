@@ -19,7 +19,6 @@ from statebackend.cluster.wire import BytesLike, Link, LinkError, connect
 from statebackend.runtime.job import Job
 from statebackend.types import Type
 
-#: The role of a task at a host.
 TASKS_LINK = "task"
 #: Rows wait until they have so many bytes, or the task ends: an engine's batches, cut up, would be many small ones.
 _MESSAGE = 1 << 20

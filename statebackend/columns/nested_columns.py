@@ -19,7 +19,6 @@ from statebackend.keys import KeyEncoder, as_columnar, without_dictionary
 from statebackend.types import DecimalType, ListType, MapType, RowType, TupleType, Type
 
 Array = np.ndarray[Any, Any]
-#: Offsets (n + 1 of them) and data.
 ByteRuns = tuple[Array, Array]
 
 _DAY = 86_400_000_000

@@ -163,7 +163,6 @@ class FunctionContext(StateGetters):
         self._keys: pa.Array | None = None
         #: While a batch runs, what takes the rows of each output.
         self._outputs: Mapping[str, Output] | None = None
-        #: Of the states that were asked for here, by name.
         self._descriptors: dict[str, StateDescriptor] = {}
         self._has_event_time = has_event_time
         self._timers: Timers | ProcessingTimers | None = None

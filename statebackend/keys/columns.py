@@ -193,7 +193,6 @@ def _not_times(what: str, detail: str) -> UsageError:
     )
 
 
-#: Windows as a column.
 WINDOW = pa.struct([("start", pa.int64()), ("end", pa.int64())])
 
 

@@ -118,7 +118,6 @@ class StateView(NamedTuple):
     """A state at one moment."""
 
     mode: str
-    #: The configurations of the stored types, by role.
     types: dict[str, Any]
     #: The object that holds the state. It never changes: a change makes another one.
     kept: Any

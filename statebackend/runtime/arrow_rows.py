@@ -186,7 +186,6 @@ class OutputSchema:
                 hint='write for example "user bigint, n int"',
             )
         self.row_type = declared
-        #: The schema as Arrow has it.
         self.arrow = pa.schema(list(declared.arrow))
         self._names = declared.names
         self._read = record_reader(declared.names)

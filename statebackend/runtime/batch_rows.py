@@ -80,7 +80,6 @@ class Batch:
             table = table.take(order)
             if self.times is not None:
                 self.times = self.times.take(order.to_numpy())
-        #: Rows for the function.
         self.rows: pa.Table = table.combine_chunks() if job.is_batch else table
         self._job = job
 

@@ -42,7 +42,6 @@ class CheckpointTimes(NamedTuple):
 class BatchTimes(NamedTuple):
     """The times of a batch that begins."""
 
-    #: The time by which it runs.
     now: int
     #: What the clock says, which may have been set back.
     clock: int
@@ -145,7 +144,6 @@ class BatchResult(NamedTuple):
     snapshots: list[StateSnapshot]
     #: The files of each output that has rows.
     outputs: dict[str, list[StoredFile]]
-    #: Its progress, in Spark's words.
     figures: Figures
 
 

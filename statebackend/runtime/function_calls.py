@@ -33,7 +33,6 @@ from statebackend.runtime.output import BatchOutput
 from statebackend.state import DOMAINS, KeyedStateBackend
 
 EVENT, PROCESSING = DOMAINS
-#: A key and its row.
 Pair: TypeAlias = tuple[object, object]
 
 

@@ -71,7 +71,6 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
 
 
 _FUNCTIONS = (KeyedProcessFunction, KeyRowsFunction, BatchProcessFunction)
-#: The methods of functions that are called.
 _METHODS = (
     "open",
     "close",
@@ -139,7 +138,6 @@ class Job:
         names = () if order_by is None else _names(order_by, "order_by")
         self.order_by: tuple[str, ...] = names
         in_order = self.event_time is not None and self.event_time.is_in_order
-        #: The columns that rows are sorted by.
         self.sorted_by = (self.event_time.column, *names) if self.event_time and in_order else names
         self.broadcast = _column(broadcast, "broadcast")
         if null_keys not in NULL_KEYS:

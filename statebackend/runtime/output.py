@@ -91,7 +91,6 @@ class OutputFiles:
     def __init__(
         self, begin: Callable[[], DataWriter], partition_by: Mapping[str, Sequence[str]] | None = None
     ) -> None:
-        #: Makes the writer of the files.
         self._begin = begin
         self._writer: DataWriter | None = None
         self._partition_by = partition_by or {}
@@ -326,7 +325,6 @@ class _OutputRows:
         self._where = where
         self.schema = schema
         self._writer = None if schema is None else schema.writer()
-        #: Takes what a call gave.
         self.output = Output(self._writer, _checked_iterable)
         self._parts: list[pa.Table] = []
 
@@ -378,7 +376,6 @@ class BatchOutput:
             name: _OutputRows(f"output {name!r}" if len(schemas) > 1 else None, schema)
             for name, schema in schemas.items()
         }
-        #: What takes the rows of each output.
         self.outputs = {name: collected.output for name, collected in self._all.items()}
         #: That of the main output.
         self.output: Output = next(iter(self.outputs.values()))

@@ -97,7 +97,6 @@ class StatefulBatches:
         #: Never opened: each run opens a copy of it.
         self._unopened = checkpoint.unopened()
         self._unopened_way: RunMode = DriverMode() if way is None else way
-        #: The sinks by output, in the order of the schema.
         self._deliveries = SinkDeliveries.of(sink, job.outputs, self._unopened_way.most_files)
         check_not_a_sinks(self._unopened, self._deliveries.addresses())
         self._unopened_way.check(self._unopened)
@@ -117,11 +116,9 @@ class StatefulBatches:
         self._query: Query | None = None
         self._query_run: QueryRun | None = None
         self._spark_log: SparkLog | None = None
-        #: The way of rows to the state.
         self._way = self._unopened_way.unopened()
         #: The way of outputs to the sinks; None if there are none.
         self._outputs: OutputFrames | None = None
-        #: The newest batch of this run of the query.
         self._spark_batch: SparkBatch | None = None
         #: What the newest batch did, in Spark's words; None before the first.
         self.last_progress: Figures | None = None

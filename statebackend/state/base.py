@@ -158,7 +158,6 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         #: The time by which they are cleaned up, and the watermark after the batch.
         self._event_cleaned = NO_TIME
         self._watermark: int | None = None
-        #: Set by a backend that has timers.
         self._timers: Timers | None = None
         #: Callables that run at the end of the outermost call.
         self._later: list[Callable[[], None]] = []

@@ -22,7 +22,6 @@ class Progress:
         self._done = 0
         self._meanwhile = meanwhile
         self._stream = sys.stderr if stream is None else stream
-        #: True if there is a terminal.
         self.is_shown: bool = self._stream is not None and self._stream.isatty()
         self._next = time.monotonic() + _INTERVAL
         self._has_line = False

@@ -52,7 +52,6 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
         **options: Any,
     ) -> None:
         CompiledKeyedBackend.__init__(self, key_type, **options)
-        #: Threads of vectorised calls.
         self.threads = default_threads() if threads is None else threads
         #: Finds objects that were changed in place; set with ``check_mutations``.
         self.mutation_watcher = MutationWatcher() if check_mutations else None

@@ -93,7 +93,6 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
 
     def __init__(self, key_type: Any, *, settings: Settings, **options: Any) -> None:
         CompiledKeyedBackend.__init__(self, key_type, **options)
-        #: True if keys are integers in canonical form.
         self.has_int_keys = self._encoder.kind == "int"
         self._settings = settings
         adopted = self._snapshot_to_adopt()

@@ -36,7 +36,6 @@ class NativeFamily(NamedTuple):
 
     #: The name of the state, or of the timers.
     table: str
-    #: RocksDB's name.
     family: str
     #: Of `ExpiryRules`.
     layout: str
@@ -230,9 +229,7 @@ class NativeSnapshot:
                 f"the snapshot has files of a database and no {FAMILIES}", detail=checkpoint.manifest.name
             )
         described = self._files.pop(FAMILIES)
-        #: The column families of its states.
         self.families: list[NativeFamily] = read_families(checkpoint.read_file(described), described.name)
-        #: For messages.
         self.where = where = f"{checkpoint.manifest.name}, {described.name}"
         self._states = {
             each.name: each for each in (StateDescription.read(data, where) for data in snapshot.states)

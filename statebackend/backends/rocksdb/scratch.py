@@ -161,7 +161,6 @@ _IN_ORDER: dict[str, str | int | bool] = {
 
 #: A lower limit of open files than this, which is usual, makes RocksDB close files and open them again.
 FEW_FILES = 1024
-#: The errors of files that are not a database.
 _DAMAGED = ("STORE.DATABASE_LOST_FILE", "STORE.DATABASE_CORRUPT")
 
 _budgets: weakref.WeakValueDictionary[tuple[int, int], MemoryBudget] = weakref.WeakValueDictionary()

@@ -106,7 +106,6 @@ _LEVELS: _Settings = {
     "level_compaction_dynamic_level_bytes": True,
 }
 
-#: Flink's sets, by name.
 PREDEFINED = {
     each.name: each
     for each in (

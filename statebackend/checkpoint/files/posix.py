@@ -51,7 +51,6 @@ _NO_EXCLUSIVE_RENAME = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTS
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 #: Held while a lock is taken or given up, and while the process forks.
 _forking = threading.RLock()
-#: The objects that may hold locks.
 _lockers: weakref.WeakSet[PosixFiles] = weakref.WeakSet()
 #: A writer that loses this many races in a row has another problem.
 _ATTEMPTS = 1000
@@ -196,7 +195,10 @@ class PosixFiles(StoreFiles):
             # From here on, manifests that older writers linked but may not have synced are durable.
             self.sync_folder(CHECKPOINTS)
         except BaseException:
-            self._give_back(epoch)
+            self.release(epoch)
+            for folder in (data_folder(epoch), epoch_folder(epoch)):
+                with suppress(OSError):  # the next writer removes it
+                    self._calls.remove_folder(self._path(folder))
             raise
         return epoch
 
@@ -298,13 +300,6 @@ class PosixFiles(StoreFiles):
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
         raise OSError(errno.EBUSY, f"the writer of epoch {epoch} cannot be fenced: it goes on writing")
-
-    def _give_back(self, epoch: int) -> None:
-        """Clean up after a failed opening: leave as little behind as possible."""
-        self.release(epoch)
-        for folder in (data_folder(epoch), epoch_folder(epoch)):
-            with suppress(OSError):  # the next writer removes it
-                self._calls.remove_folder(self._path(folder))
 
     def holds(self, epoch: int, next_sequence: int) -> bool:
         return self._is_there(epoch)

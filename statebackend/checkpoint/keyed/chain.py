@@ -181,7 +181,6 @@ class KeyedSnapshot(Snapshot):
         self.point = point
         #: The checkpoint it builds on; None for a base.
         self.chain = chain
-        #: The times of its batch.
         self.now = now
         self.watermark = watermark
         self.replaces = replaces

@@ -199,7 +199,6 @@ def stamp_count(batch: pa.RecordBatch) -> int:
 # --- rows in files that a database has made itself: only a database of the same kind can read them. Every other backend
 # reads rows out of them, by a module that lies above this one and is loaded when the first of these files is found ---
 
-#: The kind of such files.
 NATIVE = "sst"
 _READER = "statebackend.backends.rocksdb.native_base"
 

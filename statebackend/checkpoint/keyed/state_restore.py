@@ -96,7 +96,6 @@ class RestoredFile:
         self._key_groups = key_groups
         reader = self._opened()
         reader.compare(key_groups)
-        #: The states in it.
         self.states = reader.states
         self._reader: DataFileReader | None = reader
 
@@ -137,7 +136,6 @@ class RestoredStates(dict[str, RestoredState]):
         self, states: dict[str, RestoredState], now: int | None, watermark: int | None = None
     ) -> None:
         super().__init__(sorted(states.items()))
-        #: The times of the checkpoint's batch.
         self.now = now
         self.watermark = watermark
 

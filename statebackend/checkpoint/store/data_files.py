@@ -193,7 +193,6 @@ class DataWriter:
         self.checkpoint_id = checkpoint_id
         #: The files that its snapshot may name again: those of the newest checkpoint when it began.
         self.builds_on = builds_on
-        #: The compression of Arrow's buffers.
         self.compression = compression
         self._encryption = encryption
         self._files = files
