@@ -7,8 +7,12 @@ value.
 >>> error = UsageError("no current key is set", detail="state 'sum'", hint="call set_current_key(key) first")
 >>> print(error)
 no current key is set (state 'sum'). Hint: call set_current_key(key) first [USAGE]
->>> isinstance(error, StateBackendError)
-True
+>>> errors = (StateBackendError, UsageError, ClosedError, KeyGroupError, StateMigrationError, CorruptCheckpointError)
+>>> [error.default_code for error in errors]
+['STATE_BACKEND', 'USAGE', 'CLOSED', 'KEY_GROUP', 'STATE_MIGRATION', 'CORRUPT_CHECKPOINT']
+>>> errors = (CommitConflictError, BatchGapError, HostError, MutationError, BackendUnavailableError, MemoryLimitError)
+>>> [error("what went wrong").code for error in errors]
+['COMMIT_CONFLICT', 'BATCH_GAP', 'HOST', 'MUTATION', 'BACKEND_UNAVAILABLE', 'MEMORY_LIMIT']
 """
 
 from __future__ import annotations
@@ -35,11 +39,7 @@ __all__ = [
 
 
 class StateBackendError(Exception):
-    """Base class of every error that the library raises on purpose.
-
-    >>> StateBackendError("it broke").code
-    'STATE_BACKEND'
-    """
+    """Base class of every error that the library raises on purpose."""
 
     default_code: ClassVar[str] = "STATE_BACKEND"
 
@@ -90,11 +90,7 @@ def _rebuild(cls: type[StateBackendError], message: str) -> StateBackendError:
 
 
 class UsageError(StateBackendError):
-    """The call is not allowed here: no current key, a released mark, an argument that makes no sense.
-
-    >>> UsageError("no current key is set").code
-    'USAGE'
-    """
+    """The call is not allowed here: no current key, a released mark, an argument that makes no sense."""
 
     default_code = "USAGE"
 
@@ -109,51 +105,31 @@ def overlapping_call() -> UsageError:
 
 
 class ClosedError(StateBackendError):
-    """The backend, store, handle or iterator has been closed.
-
-    >>> ClosedError("the backend is closed").code
-    'CLOSED'
-    """
+    """The backend, store, handle or iterator has been closed."""
 
     default_code = "CLOSED"
 
 
 class KeyGroupError(StateBackendError):
-    """A key or a file belongs to a key group outside the range of this backend.
-
-    >>> KeyGroupError("key outside the range", detail="key group 7, range [0, 3]").detail
-    'key group 7, range [0, 3]'
-    """
+    """A key or a file belongs to a key group outside the range of this backend."""
 
     default_code = "KEY_GROUP"
 
 
 class StateMigrationError(StateBackendError):
-    """Stored state does not fit what is declared: another kind, an incompatible type, another key type.
-
-    >>> StateMigrationError("state 'sum' is STRING, declared LONG").code
-    'STATE_MIGRATION'
-    """
+    """Stored state does not fit what is declared: another kind, an incompatible type, another key type."""
 
     default_code = "STATE_MIGRATION"
 
 
 class CorruptCheckpointError(StateBackendError):
-    """A file of a checkpoint is damaged, cut short, missing or of an unknown version.
-
-    >>> CorruptCheckpointError("checksum mismatch", detail="data/1/a.arrow at 4096").code
-    'CORRUPT_CHECKPOINT'
-    """
+    """A file of a checkpoint is damaged, cut short, missing or of an unknown version."""
 
     default_code = "CORRUPT_CHECKPOINT"
 
 
 class CommitConflictError(StateBackendError):
-    """Another writer has committed this checkpoint.
-
-    >>> CommitConflictError("checkpoint 7 is already committed").code
-    'COMMIT_CONFLICT'
-    """
+    """Another writer has committed this checkpoint."""
 
     default_code = "COMMIT_CONFLICT"
 
@@ -193,41 +169,25 @@ class StoreError(StateBackendError, OSError):
 
 
 class BatchGapError(StateBackendError):
-    """The stream and the stored state disagree about which batch comes next.
-
-    >>> BatchGapError("batch 9 follows checkpoint 6").code
-    'BATCH_GAP'
-    """
+    """The stream and the stored state disagree about which batch comes next."""
 
     default_code = "BATCH_GAP"
 
 
 class HostError(StateBackendError):
-    """A host, a process on an executor that has a part of the state, was lost, or its function raised.
-
-    >>> HostError("ValueError: no number", detail="host 2 of 4").code
-    'HOST'
-    """
+    """A host, a process on an executor that has a part of the state, was lost, or its function raised."""
 
     default_code = "HOST"
 
 
 class MutationError(StateBackendError):
-    """An object that a handle returned was changed in place without an ``update``.
-
-    >>> MutationError("a value was changed in place").code
-    'MUTATION'
-    """
+    """An object that a handle returned was changed in place without an ``update``."""
 
     default_code = "MUTATION"
 
 
 class BackendUnavailableError(StateBackendError):
-    """The backend cannot be used here: unknown name, missing library, extension not built.
-
-    >>> BackendUnavailableError("the extension is not built", hint="run make").hint
-    'run make'
-    """
+    """The backend cannot be used here: unknown name, missing library, extension not built."""
 
     default_code = "BACKEND_UNAVAILABLE"
 
@@ -253,10 +213,6 @@ class SerializationTypeError(SerializationError, TypeError):
 
 
 class MemoryLimitError(StateBackendError):
-    """A batch would pass the backend's ``max_bytes``.
-
-    >>> MemoryLimitError("state 'sum' grew past max_bytes").code
-    'MEMORY_LIMIT'
-    """
+    """A batch would pass the backend's ``max_bytes``."""
 
     default_code = "MEMORY_LIMIT"
