@@ -32,7 +32,7 @@ from typing import IO, Any
 
 from statebackend import errors
 from statebackend.errors import HostError, StateBackendError
-from statebackend.runtime.failed_rows import text_of
+from statebackend.runtime.function_calls import text_of
 
 #: The code of an error that a retry of the batch mends.
 LOST_PIECES = "HOST.LOST_PIECES"

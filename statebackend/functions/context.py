@@ -70,27 +70,22 @@ class ProcessingTimers:
         self._timers = timers
 
     def register(self, timestamp: int, domain: str = "event") -> None:
-        """As `Timers.register`."""
         self._of(domain).register(timestamp, domain)
 
     def delete(self, timestamp: int, domain: str = "event") -> None:
-        """As `Timers.delete`."""
         self._of(domain).delete(timestamp, domain)
 
     def pending(self, domain: str = "event") -> list[int]:
-        """As `Timers.pending`."""
         return self._of(domain).pending(domain)
 
     def register_many(
         self, keys: Any, timestamps: Any, domain: str = "event", *, namespaces: Any = None
     ) -> None:
-        """As `Timers.register_many`."""
         self._of(domain).register_many(keys, timestamps, domain, namespaces=namespaces)
 
     def delete_many(
         self, keys: Any, timestamps: Any, domain: str = "event", *, namespaces: Any = None
     ) -> None:
-        """As `Timers.delete_many`."""
         self._of(domain).delete_many(keys, timestamps, domain, namespaces=namespaces)
 
     def _of(self, domain: str) -> Timers:

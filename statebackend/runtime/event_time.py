@@ -76,29 +76,17 @@ class EventTime:
 
     @property
     def is_in_order(self) -> bool:
-        """True if rows and timers of a key come in the order of their times.
-
-        >>> EventTime("at").is_in_order
-        False
-        """
+        """True if rows and timers of a key come in the order of their times."""
         return self.timers == "in_order"
 
     @property
     def drops_late(self) -> bool:
-        """True if late rows do not reach the function.
-
-        >>> EventTime("at").drops_late
-        False
-        """
+        """True if late rows do not reach the function."""
         return self.late == "drop"
 
     @property
     def late_output(self) -> str | None:
-        """The output that takes late rows; None if they are kept or dropped.
-
-        >>> EventTime("at", late="too_late").late_output
-        'too_late'
-        """
+        """The output that takes late rows; None if they are kept or dropped."""
         return None if self.late in ("keep", "drop") else self.late
 
 

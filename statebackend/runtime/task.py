@@ -24,8 +24,15 @@ from statebackend.keys import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.runtime.batch_rows import Batch, ChunkedBatch
 from statebackend.runtime.event_time import RowTimes
-from statebackend.runtime.failed_rows import FailedRows, is_interrupt
-from statebackend.runtime.function_calls import BatchCalls, FunctionCalls, KeyRowsCalls, Pair, RowCalls
+from statebackend.runtime.function_calls import (
+    BatchCalls,
+    FailedRows,
+    FunctionCalls,
+    KeyRowsCalls,
+    Pair,
+    RowCalls,
+    is_interrupt,
+)
 from statebackend.runtime.job import Job
 from statebackend.runtime.output import BatchOutput, OutputFiles, Result
 from statebackend.runtime.start_checks import Beginning

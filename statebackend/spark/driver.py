@@ -25,7 +25,7 @@ from statebackend.errors import StateBackendError, UsageError
 from statebackend.runtime import CommittedBatch, Job, Runner
 from statebackend.runtime.batch_identity import Identity
 from statebackend.runtime.batch_progress import Figures, Stopwatch, describe
-from statebackend.runtime.failed_rows import is_interrupt, summary
+from statebackend.runtime.function_calls import is_interrupt, summary
 from statebackend.runtime.start_checks import Beginning, check_beginning
 from statebackend.spark import display
 from statebackend.spark.display import shortened
