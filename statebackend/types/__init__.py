@@ -13,7 +13,7 @@ ROW(sum=LONG, n=LONG)
 from statebackend.types import convert as convert
 from statebackend.types import layout as layout
 from statebackend.types.convert import is_not_a_time as is_not_a_time
-from statebackend.types.ddl import parse_ddl
+from statebackend.types.model import ACC as ACC
 from statebackend.types.model import (
     BOOL,
     BYTE,
@@ -37,22 +37,21 @@ from statebackend.types.model import (
     TupleType,
     Type,
 )
+from statebackend.types.model import IN as IN
+from statebackend.types.model import OUT as OUT
 from statebackend.types.model import SCALARS as SCALARS
-from statebackend.types.normalise import DECIMAL, LIST, MAP, ROW, TUPLE, from_config, of
+from statebackend.types.model import A as A
+from statebackend.types.model import K as K
+from statebackend.types.model import Notation as Notation
+from statebackend.types.model import Subscriptable as Subscriptable
+from statebackend.types.model import T as T
+from statebackend.types.model import V as V
+from statebackend.types.normalise import DECIMAL, LIST, MAP, ROW, TUPLE, from_config, of, parse_ddl
 from statebackend.types.row_classes import record_builder as record_builder
 from statebackend.types.row_classes import record_reader as record_reader
 from statebackend.types.row_classes import row_class
 from statebackend.types.serializer_interface import Compatibility as Compatibility
 from statebackend.types.serializer_interface import Serializer as Serializer
-from statebackend.types.type_variables import ACC as ACC
-from statebackend.types.type_variables import IN as IN
-from statebackend.types.type_variables import OUT as OUT
-from statebackend.types.type_variables import A as A
-from statebackend.types.type_variables import K as K
-from statebackend.types.type_variables import Notation as Notation
-from statebackend.types.type_variables import Subscriptable as Subscriptable
-from statebackend.types.type_variables import T as T
-from statebackend.types.type_variables import V as V
 
 __all__ = [
     "BOOL",

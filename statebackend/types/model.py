@@ -12,7 +12,8 @@ import datetime
 import decimal
 import json
 import re
-from typing import Any, Generic, NoReturn
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias
 
 import pyarrow as pa
 
@@ -20,7 +21,43 @@ from statebackend.errors import UsageError
 from statebackend.types.layout import LAYOUTS, Layout, decimal_layout
 from statebackend.types.row_classes import is_frozen_record, record_field_names
 from statebackend.types.serializer_interface import Serializer
-from statebackend.types.type_variables import K, Subscriptable, T, V
+
+# For type checkers: a handle is typed by its descriptor, and a descriptor by the types that it is given: a `Type`, or a
+# class such as ``int`` or ``list[str]``. Other notations, such as DDL, tell a checker nothing.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    #: A value or an element, and the result where there is none.
+    T = TypeVar("T", default=Any)
+    A = TypeVar("A", default=None)
+    #: The keys and the values of a map.
+    K = TypeVar("K", default=Any)
+    V = TypeVar("V", default=Any)
+    #: The input, the accumulator and the result.
+    IN = TypeVar("IN", default=Any)
+    ACC = TypeVar("ACC", default=Any)
+    OUT = TypeVar("OUT", default=Any)
+
+    Notation: TypeAlias = "Type[T] | type[T]"
+else:
+    from typing import TypeVar
+
+    T, A, K, V, IN, ACC, OUT = map(TypeVar, ("T", "A", "K", "V", "IN", "ACC", "OUT"))
+
+    Notation = Any
+
+
+class Subscriptable:
+    """A class that takes any number of type arguments when the program runs, and does nothing with them.
+
+    Those of `typing.Generic` would have to be complete: only Python 3.13 knows defaults of type variables.
+    """
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)
+
 
 MAX_DECIMAL_PRECISION = 38
 

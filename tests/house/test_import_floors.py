@@ -63,9 +63,7 @@ CIRCLES = {("statebackend.types.serializers.scalars", "statebackend.types.serial
 #: What may be imported from outside, beside the standard library: by every module, and by some.
 OUTSIDE = ("numpy", "pyarrow")
 OUTSIDE_OF = {
-    "statebackend.types.type_variables": (
-        "typing_extensions",
-    ),  # type checkers know it; no program imports it
+    "statebackend.types.model": ("typing_extensions",),  # type checkers know it; no program imports it
     "statebackend.spark": ("pyspark", "py4j"),
     "statebackend._core": ("cython", "cpython", "libc", "posix"),  # Cython's own
 }
