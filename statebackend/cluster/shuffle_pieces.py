@@ -37,11 +37,7 @@ NO_ROOM = "make batches smaller, as maxFilesPerTrigger does, or give hosts more 
 
 
 class Attempt(NamedTuple):
-    """An attempt to run a batch. Later ones are greater.
-
-    >>> Attempt(1, 7, 2) < Attempt(1, 8, 0) < Attempt(2, 7, 0)
-    True
-    """
+    """An attempt to run a batch. Later ones are greater."""
 
     epoch: int
     batch_id: int

@@ -14,8 +14,9 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
+from statebackend.checkpoint.files.store_files import BytesLike
 from statebackend.errors import StateBackendError, UsageError
 
 #: How many buffers the system takes in one call: IOV_MAX of Linux and macOS.
@@ -29,12 +30,6 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 10, "TCP
 
 #: A write to a peer that has gone is an error also where the application has given SIGPIPE its deadly default back.
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
-
-
-class BytesLike(Protocol):
-    """An object whose bytes lie in one place, such as bytes, memoryviews and Arrow's buffers."""
-
-    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
 class LinkError(StateBackendError, ConnectionError):

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar, Final, NamedTuple
 
+from statebackend.checkpoint.files.store_files import BytesLike
 from statebackend.cluster.handshake import (
     MAX_ROLE,
     VERSION,
@@ -33,7 +34,7 @@ from statebackend.cluster.handshake import (
     check_secret,
     prove_to_peer,
 )
-from statebackend.cluster.streams import BytesLike, LinkClosed, LinkError, Stream, WireError, flat, place
+from statebackend.cluster.streams import LinkClosed, LinkError, Stream, WireError, flat, place
 from statebackend.errors import UsageError
 
 __all__ = [

@@ -34,7 +34,8 @@ from statebackend.state.descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from statebackend.types import ACC, BOOL, IN, OUT, A, K, Subscriptable, T, Type, V
+from statebackend.state.value_columns import to_arrow
+from statebackend.types import ACC, BOOL, IN, OUT, A, K, ListType, Subscriptable, T, Type, V
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -189,7 +190,8 @@ class KeyedListState(ListState[T], KeyedState):
 
     def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.ListArray:
         """`get` for each key; an empty list if there are no elements. O(n and all elements)."""
-        return scalar_fallback.list_many(scalar_fallback.CallRows(self, keys, namespaces, times))
+        rows = scalar_fallback.CallRows(self, keys, namespaces, times)
+        return scalar_fallback.read_many(rows, self.get, ListType(self.descriptor.element_type))
 
 
 class MapState(KeyedState, Generic[K, V]):
@@ -280,7 +282,8 @@ class MapState(KeyedState, Generic[K, V]):
 
     def get_many(self, keys: Any, map_keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
         """`get` of each row's map key; null if it is absent. O(n)."""
-        return scalar_fallback.map_get_many(scalar_fallback.CallRows(self, keys, namespaces, times), map_keys)
+        rows = scalar_fallback.CallRows(self, keys, namespaces, times)
+        return to_arrow(scalar_fallback.map_each(rows, map_keys, self.get), self.descriptor.value_type)
 
     def put_many(
         self, keys: Any, map_keys: Any, values: Any, *, namespaces: Any = None, times: Any = None

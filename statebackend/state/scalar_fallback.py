@@ -24,7 +24,7 @@ from statebackend.keys import (
     time_column,
 )
 from statebackend.state.value_columns import check_lengths, check_values, to_arrow, to_values
-from statebackend.types import ListType, Type
+from statebackend.types import Type
 
 if TYPE_CHECKING:
     from statebackend.state.handles import KeyedState
@@ -183,15 +183,3 @@ def map_each(
     except SerializationError as error:
         raise error.at(f"map keys of state {descriptor.name!r}") from None
     return each_key(rows, action, (decoded, None, False), *columns)
-
-
-def list_many(rows: CallRows) -> pa.Array:
-    """The Arrow list array of each row's elements."""
-    state: Any = rows.state
-    return to_arrow(each_key(rows, state.get), ListType(state.descriptor.element_type))
-
-
-def map_get_many(rows: CallRows, map_keys: Any) -> pa.Array:
-    """The Arrow array of the values of each row's map key."""
-    state: Any = rows.state
-    return to_arrow(map_each(rows, map_keys, state.get), state.descriptor.value_type)
