@@ -1,13 +1,4 @@
-"""The context of a function: state, time, the current key, counters.
-
->>> from statebackend.operator_state import OperatorStateBackend
->>> from statebackend.backends import create_backend
->>> keyed = create_backend("reference").create_keyed_backend(int)
->>> ctx = FunctionContext(keyed, OperatorStateBackend(), Metrics())
->>> keyed.set_current_key(7)
->>> ctx.current_key
-7
-"""
+"""The context of a function: state, time, the current key, counters."""
 
 from __future__ import annotations
 

@@ -1,13 +1,4 @@
-"""The base classes of functions, those that keep operator state among them, and functions from a plain callable.
-
->>> from statebackend.testing import Harness
->>> def total(row, before):
-...     after = (before or 0) + row.n
-...     return (row.user, after), after
->>> with Harness(map_with_state(total, int), str) as harness:
-...     harness.process_element("a", {"user": "a", "n": 1}), harness.process_element("a", {"user": "a", "n": 2})
-([('a', 1)], [('a', 3)])
-"""
+"""The base classes of functions, those that keep operator state among them, and functions from a plain callable."""
 
 from __future__ import annotations
 
@@ -110,16 +101,10 @@ class CheckpointListener:
     """
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Called after the batch with this id has been committed. If it raises, the query stops; the commit stands.
-
-        >>> CheckpointListener().notify_checkpoint_complete(3)
-        """
+        """Called after the batch with this id has been committed. If it raises, the query stops; the commit stands."""
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Called if the batch failed after its snapshot was taken, before this copy is discarded.
-
-        >>> CheckpointListener().notify_checkpoint_aborted(3)
-        """
+        """Called if the batch failed after its snapshot was taken, before this copy is discarded."""
 
 
 class ProcessFunction:

@@ -128,11 +128,7 @@ class OperatorStateBackend:
         return state
 
     def registered_state_names(self) -> list[str]:
-        """The names of all states that were asked for, sorted.
-
-        >>> OperatorStateBackend().registered_state_names()
-        []
-        """
+        """The names of all states that were asked for, sorted."""
         self.check_open()
         return sorted(self._states)
 
@@ -192,11 +188,7 @@ class OperatorStateBackend:
         return BroadcastState(self, descriptor, list(zip(keys, values, strict=True)))
 
     def contents(self) -> OperatorContents:
-        """All contents as plain data, for ``restore=`` and `redistribute`. O(elements).
-
-        >>> OperatorStateBackend().contents()
-        {}
-        """
+        """All contents as plain data, for ``restore=`` and `redistribute`. O(elements)."""
         self.check_open()
         declared = {name: state.contents() for name, state in self._states.items()}
         return {**_copied(self._undeclared), **declared}
@@ -290,11 +282,7 @@ class OperatorStateBackend:
     # --- marks ---
 
     def mark(self) -> BackendMark:
-        """Open a point to roll back to. O(number of states).
-
-        >>> OperatorStateBackend().mark()
-        <open mark of OperatorStateBackend>
-        """
+        """Open a point to roll back to. O(number of states)."""
         self.check_open()
         with self._alone():
             return self._marks.open({name: state.keep() for name, state in self._states.items()})

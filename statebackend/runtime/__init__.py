@@ -1,10 +1,4 @@
-"""The runtime joins the pieces: it opens, restores, runs a batch, commits, rolls back.
-
->>> from statebackend.functions import map_with_state
->>> job = Job(map_with_state(lambda row, n: (None, (n or 0) + 1), int), key="user")
->>> job.columns
-('user',)
-"""
+"""The runtime joins the pieces: it opens, restores, runs a batch, commits, rolls back."""
 
 from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.runtime.batch_identity import BatchSource

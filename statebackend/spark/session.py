@@ -385,11 +385,7 @@ def _spark_path(address: str) -> str:
 
 
 def is_set(get: Callable[[str, str | None], Any], name: str) -> bool:
-    """Return True if a setting of Spark is true, which Spark takes in any case.
-
-    >>> is_set({"spark.speculation": " True"}.get, "spark.speculation")
-    True
-    """
+    """Return True if a setting of Spark is true, which Spark takes in any case."""
     return str(get(name, None)).strip().lower() == "true"
 
 

@@ -54,19 +54,11 @@ class StateDescriptor(Subscriptable):
 
     @property
     def ttl_config(self) -> StateTtlConfig | None:
-        """The time to live, or None if the state does not expire.
-
-        >>> ListStateDescriptor("tags", str).ttl_config is None
-        True
-        """
+        """The time to live, or None if the state does not expire."""
         return self._ttl_config if self._ttl_config.is_enabled else None
 
     def enable_time_to_live(self: D, ttl_config: StateTtlConfig) -> D:
-        """Let the state expire; returns the descriptor. A config with ``UpdateType.Disabled`` turns expiry off.
-
-        >>> ListStateDescriptor("tags", str).enable_time_to_live(StateTtlConfig(1000)).name
-        'tags'
-        """
+        """Let the state expire; returns the descriptor. A config with ``UpdateType.Disabled`` turns expiry off."""
         if not isinstance(ttl_config, StateTtlConfig):
             raise UsageError(
                 f"enable_time_to_live does not take a {type(ttl_config).__name__}",
@@ -473,11 +465,7 @@ class FoldingStateDescriptor(StateDescriptor, Generic[IN, ACC]):
         self.fold = _callable(fold, "fold", name, "(accumulator, value) -> accumulator")
 
     def initial_copy(self) -> Any:
-        """A copy of the initial accumulator; O(size of it).
-
-        >>> FoldingStateDescriptor("all", [], lambda all, new: [*all, new], list[int]).initial_copy()
-        []
-        """
+        """A copy of the initial accumulator; O(size of it)."""
         return serializer_for(self.type).deserialize(self._initial)
 
     def stored_types(self) -> dict[str, Type]:

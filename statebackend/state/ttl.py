@@ -187,29 +187,17 @@ class StateTtlConfig:
 
     @property
     def is_enabled(self) -> bool:
-        """True if state expires at all.
-
-        >>> StateTtlConfig(1).is_enabled, StateTtlConfig.DISABLED.is_enabled
-        (True, False)
-        """
+        """True if state expires at all."""
         return self.update_type is not _UpdateType.Disabled
 
     @property
     def is_in_event_time(self) -> bool:
-        """True if it goes by event time.
-
-        >>> StateTtlConfig(1).is_in_event_time
-        False
-        """
+        """True if it goes by event time."""
         return self.ttl_time_characteristic is _TtlTimeCharacteristic.EventTime
 
     @property
     def renews_on_read(self) -> bool:
-        """True if reads renew timestamps.
-
-        >>> StateTtlConfig(1, update_type=StateTtlConfig.UpdateType.OnReadAndWrite).renews_on_read
-        True
-        """
+        """True if reads renew timestamps."""
         return self.update_type is _UpdateType.OnReadAndWrite
 
     @property
@@ -229,21 +217,13 @@ class StateTtlConfig:
 
     @property
     def incremental_cleanup(self) -> IncrementalCleanup | None:
-        """The incremental cleanup in force: the configured one, otherwise the default while cleanup is on.
-
-        >>> StateTtlConfig(1, cleanup_in_background=False).incremental_cleanup is None
-        True
-        """
+        """The incremental cleanup in force: the configured one, otherwise the default while cleanup is on."""
         default = DEFAULT_INCREMENTAL_CLEANUP if self.cleanup_in_background else None
         return self.cleanup_incrementally or default
 
     @property
     def rocksdb_cleanup(self) -> RocksDBCleanup | None:
-        """The compaction filter in force: the configured one, otherwise the default while cleanup is on.
-
-        >>> StateTtlConfig(1, cleanup_in_rocksdb_compact_filter=(10,)).rocksdb_cleanup[0]
-        10
-        """
+        """The compaction filter in force: the configured one, otherwise the default while cleanup is on."""
         default = DEFAULT_ROCKSDB_CLEANUP if self.cleanup_in_background else None
         return self.cleanup_in_rocksdb_compact_filter or default
 

@@ -280,11 +280,7 @@ def ROW(**fields: Any) -> RowType:
 
 
 def from_config(config: Any) -> Type:
-    """The type that ``config`` describes; loads no class and runs no user code.
-
-    >>> from_config({"type": "row", "fields": [["a", {"type": "long"}]]})
-    ROW(a=LONG)
-    """
+    """The type that ``config`` describes; loads no class and runs no user code."""
     return _from_config(config, 0)
 
 

@@ -3,16 +3,6 @@
 Other backends are tested against it. It stores serialised values, so nothing that it returns is shared, and it does
 everything at once: no background cleanup, nothing incremental. Appending to a list or putting into a map copies the
 whole collection. For real work use ``heap``.
-
->>> from statebackend.state import ValueStateDescriptor
->>> keyed = ReferenceBackend().create_keyed_backend(str)
->>> count = keyed.get_value_state(ValueStateDescriptor("count", int))
->>> keyed.set_current_key("a")
->>> mark = keyed.mark()
->>> count.update(1)
->>> keyed.rollback(mark)
->>> count.value() is None
-True
 """
 
 from statebackend.backends.reference.reference_backend import ReferenceBackend, ReferenceKeyedBackend

@@ -1,14 +1,6 @@
 """The backend on RocksDB, for state that is larger than memory.
 
 Importing this module loads nothing compiled, so that it can tell the user what is missing.
-
->>> from statebackend.state import ValueStateDescriptor
->>> with RocksDbBackend().create_keyed_backend(str) as keyed:
-...     count = keyed.get_value_state(ValueStateDescriptor("count", int))
-...     keyed.set_current_key("ann")
-...     count.update(1)
-...     count.value()
-1
 """
 
 from __future__ import annotations

@@ -4,19 +4,6 @@ Rows are sorted by state and key group, in batches of one state that may span ke
 schema, so any Arrow reader opens the file. States with the same type for a column share it; it is null in the rows of
 the others. `read_data_file` uses the index instead: it finds the rows of a state and of key groups without reading
 others, returns each state with its own columns, and checks everything it reads.
-
->>> import io
->>> import pyarrow as pa
->>> from statebackend.keys.key_groups import KeyGroupRange
->>> schema = pa.schema({"key": pa.int64(), "value": pa.int64()})
->>> rows = pa.record_batch([[1, 2, 3], [10, 20, 30]], schema=schema)
->>> sink = io.BytesIO()
->>> write_data_file(sink, [Section("sum", schema, [GroupedBatch.of(rows, [4, 4, 9])])])
->>> data = read_data_file(pa.BufferReader(sink.getvalue()), "a.arrow")
->>> [found.batch.to_pylist() for found in data.read("sum", KeyGroupRange(5, 9))]
-[[{'key': 3, 'value': 30}]]
->>> pa.ipc.open_file(sink.getvalue()).read_all().num_rows
-3
 """
 
 from statebackend.checkpoint.format.data_file_reader import DataFileReader, key_group_slices, read_data_file

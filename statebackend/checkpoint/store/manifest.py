@@ -168,11 +168,7 @@ class StateSnapshot(CheckedRecord):
         jsonable(self.extra, "extra")
 
     def to_json(self) -> JsonObject:
-        """The JSON form, which `CheckpointStore.commit` also takes.
-
-        >>> sorted(StateSnapshot(7, epoch=3, now=1000).to_json())[:4]
-        ['epoch', 'extra', 'files', 'id']
-        """
+        """The JSON form, which `CheckpointStore.commit` also takes."""
         return {
             "id": self.checkpoint_id,
             "epoch": self.epoch,
@@ -187,11 +183,7 @@ class StateSnapshot(CheckedRecord):
 
     @classmethod
     def from_json(cls, data: object) -> StateSnapshot:
-        """Read the JSON form; `UsageError` if it is not one.
-
-        >>> StateSnapshot.from_json(StateSnapshot(7, epoch=3).to_json()).checkpoint_id
-        7
-        """
+        """Read the JSON form; `UsageError` if it is not one."""
         return from_json(cls, data)
 
     @classmethod

@@ -116,11 +116,7 @@ class CheckpointStore(CheckpointReader):
         return self._maker(), ()
 
     def unopened(self) -> CheckpointStore:
-        """Another store at the same place with the same options, not open for writing.
-
-        >>> CheckpointStore("/data/state", retain=3).unopened()
-        CheckpointStore('/data/state')
-        """
+        """Another store at the same place with the same options, not open for writing."""
         return self._maker()()
 
     def over(self, wrap: Callable[[StoreFiles], StoreFiles]) -> CheckpointStore:
@@ -141,11 +137,7 @@ class CheckpointStore(CheckpointReader):
     # --- reading ---
 
     def open_readonly(self) -> CheckpointReader:
-        """The same store for reading only.
-
-        >>> CheckpointStore("/nowhere").open_readonly()
-        CheckpointReader('/nowhere')
-        """
+        """The same store for reading only."""
         return CheckpointReader(self.uri, encryption=self.encryption, _files=self._files)
 
     # --- becoming the writer ---

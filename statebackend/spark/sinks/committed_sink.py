@@ -50,12 +50,7 @@ class SinkContext:
 
 
 def check(sink: object) -> None:
-    """Raise unless the object can be called as a sink: now, and not when a batch is committed.
-
-    >>> check(lambda df: df.show())
-    Traceback (most recent call last):
-    statebackend.errors.UsageError: a sink is called with (df, batch_id), and this one cannot be [USAGE]
-    """
+    """Raise unless the object can be called as a sink: now, and not when a batch is committed."""
     if not callable(sink):
         raise UsageError("sink is a function (DataFrame, batch id)")
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
@@ -84,11 +79,7 @@ def call(sink: Callable[..., object], frame: DataFrame, batch_id: int, context: 
 
 
 def asks_for_context(sink: Callable[..., object]) -> bool:
-    """Return True if a sink has an unbound parameter ``context`` that can be passed by name.
-
-    >>> asks_for_context(lambda df, batch_id, context: None), asks_for_context(lambda df, context: None)
-    (True, False)
-    """
+    """Return True if a sink has an unbound parameter ``context`` that can be passed by name."""
     if isinstance(sink, partial) and "context" in sink.keywords:
         return False
     try:

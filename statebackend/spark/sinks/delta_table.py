@@ -268,11 +268,7 @@ class DeltaSink(CommittedSink):
 
 
 def _names_folders(kind: pa.DataType) -> bool:
-    """Return True if values of this type come back from the name of a partition; deltalake refuses or changes others.
-
-    >>> _names_folders(pa.string()), _names_folders(pa.binary()), _names_folders(pa.list_(pa.string()))
-    (True, False, False)
-    """
+    """Return True if values of this type come back from the name of a partition; deltalake changes others."""
     return not (pa.types.is_nested(kind) or pa.types.is_binary(kind))
 
 

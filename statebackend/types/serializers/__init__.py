@@ -91,11 +91,7 @@ class CustomSerializer(TypeSerializer):
 
 
 def serializer_for(spec: Any) -> TypeSerializer:
-    """The serializer of a type, given in any notation; O(1) after the first call for a type.
-
-    >>> serializer_for(int).fixed_width, serializer_for(str).fixed_width
-    (8, None)
-    """
+    """The serializer of a type, given in any notation; O(1) after the first call for a type."""
     return _build(of(spec), False)
 
 
