@@ -1,9 +1,4 @@
-"""Checkpoints: a store of committed snapshots that survives crashes, second writers and damaged files.
-
->>> from statebackend.checkpoint import CheckpointStore
->>> CheckpointStore("/nowhere").latest() is None
-True
-"""
+"""Checkpoints: a store of committed snapshots that survives crashes, second writers and damaged files."""
 
 from statebackend.checkpoint.store.checkpoint_reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.data_files import DataFile, DataWriter

@@ -1,11 +1,4 @@
-"""Keys: the one canonical form of keys, map keys and namespaces, and the key groups of keys.
-
->>> from statebackend.keys import TimeWindow, encode_namespace, key_encoder
->>> key_encoder("bigint").encode(7), key_encoder("string").encode("é")
-(7, b'\\xc3\\xa9')
->>> encode_namespace(TimeWindow(0, 60)) == encode_namespace((0, 60))
-False
-"""
+"""Keys: the one canonical form of keys, map keys and namespaces, and the key groups of keys."""
 
 from statebackend.keys import key_groups
 from statebackend.keys.columns import (

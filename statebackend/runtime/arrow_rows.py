@@ -79,11 +79,7 @@ def _codec_of(kind: pa.DataType) -> TypeCodec | None:
 
 
 def column_values(column: pa.Array | pa.ChunkedArray, name: str = "") -> list[object]:
-    """The values of a column as state takes them: rows for structs, dicts for maps, aware times in UTC; O(n).
-
-    >>> column_values(pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64())))
-    [{'a': 1}, None]
-    """
+    """The values of a column as state takes them: rows for structs, dicts for maps, aware times in UTC; O(n)."""
     values: list[object] = []
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     try:

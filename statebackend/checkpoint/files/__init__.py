@@ -38,14 +38,6 @@ def open_files(
     """The files of the store at ``uri``: a path, ``file://``, ``s3://``, ``gs://`` or ``abfss://``. Asks nothing yet.
 
     ``options`` are an object store's, by obstore's names.
-
-    >>> open_files("file:///data/app/state").uri
-    '/data/app/state'
-    >>> open_files("s3://bucket/state", options={"endpoint": "http://localhost:9000", "allow_http": "true"}).uri
-    's3://bucket/state'
-    >>> open_files("ftp://host/state")
-    Traceback (most recent call last):
-    statebackend.errors.UsageError: a store cannot lie at a ftp: address. Hint: ...
     """
     text: Any = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
     if not isinstance(text, str) or not text:

@@ -67,14 +67,7 @@ MOST_AHEAD = 4 << 20
 
 
 class RangedFile(SeekableFile):
-    """A seekable file of ``size`` bytes over ``fetch(start, end)``, which makes one request.
-
-    >>> made = []
-    >>> file = RangedFile(lambda start, end: made.append((start, end)) or bytes(end - start), 3 << 20)
-    >>> _ = file.seek(-10, 2), file.read(), file.seek(0), file.read(4), file.read(4)
-    >>> made
-    [(2097152, 3145728), (0, 1048576)]
-    """
+    """A seekable file of ``size`` bytes over ``fetch(start, end)``, which makes one request."""
 
     def __init__(self, fetch: Callable[[int, int], BytesLike], size: int) -> None:
         super().__init__(size)

@@ -3,15 +3,6 @@
 It does nothing row by row. The rows of one key share a number, and the position of the last row that removes or
 replaces a value decides which of them still count. Files that replace others are written in the background: checked,
 paced, and put off while the disk has no room.
-
->>> base = pa.table({"key": ["a", "b"], "value": [1, 2]})
->>> delta = pa.table({"key": ["a", "c"], "value": [None, 3], "op": pa.array([1, 0], pa.uint8())})
->>> applied("value", [base, delta]).to_pylist()
-[{'key': 'b', 'value': 2}, {'key': 'c', 'value': 3}]
->>> first = pa.table({"key": [1, 2], "value": [10, 20], "op": pa.array([0, 0], pa.uint8())})
->>> second = pa.table({"key": [2, 3], "value": [None, 30], "op": pa.array([1, 0], pa.uint8())})
->>> merged("value", pa.concat_tables([first, second])).to_pylist()
-[{'key': 2, 'value': None, 'op': 1}, {'key': 1, 'value': 10, 'op': 0}, {'key': 3, 'value': 30, 'op': 0}]
 """
 
 from __future__ import annotations
