@@ -3,11 +3,6 @@
 The groups are Spark's ``pmod(hash(key), max_parallelism)``. The hashes here are plain Python: they serve the reference
 backend, and the compiled `_core.key_groups` is tested against them. This module also has Flink's own assignment and
 its formulas for ranges.
-
->>> key_group_of(spark_hash(42, "int64"), 128)
-88
->>> range_for(128, 3, 0), range_for(128, 3, 2)
-(KeyGroupRange(0, 42), KeyGroupRange(86, 127))
 """
 
 from __future__ import annotations

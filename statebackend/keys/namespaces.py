@@ -3,11 +3,6 @@
 `VOID` is the empty string. All others begin with a tag byte. After it come 8 bytes, big-endian with the sign bit
 flipped, for an int (so that bytes sort as the numbers do); two of these for a `TimeWindow`; a length (u32, big-endian)
 and the bytes for str and bytes; a count (u32) and the encoded parts for a tuple.
-
->>> decode_namespace(encode_namespace(("session", 7)))
-('session', 7)
->>> encode_namespace(VOID)
-b''
 """
 
 from __future__ import annotations

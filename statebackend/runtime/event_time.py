@@ -1,12 +1,4 @@
-"""The time that rows tell: what a job says of it, and what it is for the rows of one batch.
-
->>> table = pa.table({"at": [1000, None, 9000, 400]})
->>> times = RowTimes.of(EventTime("at", delay=500), table, watermark=450)
->>> times.after, times.num_late
-(8500, 1)
->>> times.by.tolist()
-[1000, 8500, 9000, 400]
-"""
+"""The time that rows tell: what a job says of it, and what it is for the rows of one batch."""
 
 from __future__ import annotations
 

@@ -2,9 +2,6 @@
 
 Spark puts the whole traceback of an error into the text of its own, above a description of the query. The frames of the
 user's code are shown, and no others if they do not matter.
-
->>> "<td>7</td>" in table([("batch", 7)], "stateful Count")
-True
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Ticks in a stream that pauses: Spark calls no ``foreachBatch`` without rows, and then no time goes on.
-
->>> milliseconds_of("10 seconds"), milliseconds_of(datetime.timedelta(minutes=1))
-(10000, 60000)
-"""
+"""Ticks in a stream that pauses: Spark calls no ``foreachBatch`` without rows, and then no time goes on."""
 
 from __future__ import annotations
 

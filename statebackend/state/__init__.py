@@ -3,16 +3,6 @@
 `StateBackend` and `KeyedStateBackend` are the interfaces. `BaseKeyedStateBackend` is the shared part of all
 implementations: a backend derives from it and writes the methods that it lists. A handle belongs to one state of one
 backend, and works on the backend's current key and namespace.
-
->>> from statebackend.backends import create_backend
->>> total = ReducingStateDescriptor("total", "sum", "bigint")
->>> with create_backend("reference").create_keyed_backend(str, max_parallelism=4) as keyed:
-...     state = keyed.get_reducing_state(total)
-...     for word in ("a", "b", "a"):
-...         keyed.set_current_key(word)
-...         state.add(1)
-...     state.get(), keyed.current_key, keyed.current_namespace
-(2, 'a', VOID)
 """
 
 from statebackend.state import clocks

@@ -2,12 +2,6 @@
 
 A clock is any object with ``now() -> int``, in milliseconds. `statebackend.testing.ManualClock` is one that stands
 still until it is told.
-
->>> class Stopped:
-...     def now(self):
-...         return 5
->>> read(Stopped())
-5
 """
 
 from __future__ import annotations

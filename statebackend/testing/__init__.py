@@ -1,14 +1,4 @@
-"""Support for tests of stateful functions: a harness that runs them on real backends, and a clock that tests set.
-
->>> from statebackend.functions import map_with_state
->>> def total(row, before):
-...     after = (before or 0) + row.n
-...     return (row.user, after), after
->>> harness = Harness(map_with_state(total, int), str, key="user")
->>> harness.process_batch([{"user": "ann", "n": 1}, {"user": "bob", "n": 5}, {"user": "ann", "n": 2}])
-[('ann', 1), ('bob', 5), ('ann', 3)]
->>> harness.close()
-"""
+"""Support for tests of stateful functions: a harness that runs them on real backends, and a clock that tests set."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""The Python form of a ROW: a light named tuple, or the user's dataclass or NamedTuple.
-
->>> Point = row_class(("x", "y"))
->>> Point(1, 2)
-Row(x=1, y=2)
->>> Point(1, 2) == (1, 2)
-True
-"""
+"""The Python form of a ROW: a light named tuple, or the user's dataclass or NamedTuple."""
 
 from __future__ import annotations
 

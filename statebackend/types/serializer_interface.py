@@ -1,14 +1,4 @@
-"""The interface of a serializer, and its verdicts about data that an older one wrote.
-
->>> import json
->>> class JsonSerializer(Serializer):
-...     def serialize(self, value):
-...         return json.dumps(value).encode()
-...     def deserialize(self, data):
-...         return json.loads(bytes(data))
->>> JsonSerializer().deserialize(JsonSerializer().serialize([1, 2]))
-[1, 2]
-"""
+"""The interface of a serializer, and its verdicts about data that an older one wrote."""
 
 from __future__ import annotations
 

@@ -1,21 +1,4 @@
-"""The store of checkpoints: its writer, commits and retention.
-
->>> import tempfile
->>> folder = tempfile.TemporaryDirectory()
->>> store = CheckpointStore(folder.name).open_for_writing(key_type=int, max_parallelism=128)
->>> snapshot = store.begin_snapshot(0)
->>> with snapshot.create("base") as file:
-...     _ = file.write(b"state")
-...     stored = file.finish()
->>> _ = store.commit(0, [StateSnapshot(0, store.epoch, files=(stored,))], now=1000)
->>> store.checkpoints(), store.latest()
-([0], 0)
->>> checkpoint = store.open(0)
->>> checkpoint.now, checkpoint.read_file(stored)
-(1000, b'state')
->>> store.close()
->>> folder.cleanup()
-"""
+"""The store of checkpoints: its writer, commits and retention."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Sinks that know which batches they have, so that each batch is there once.
-
->>> parquet("/data/out")
-<sink parquet[/data/out]>
-"""
+"""Sinks that know which batches they have, so that each batch is there once."""
 
 from statebackend.spark.sinks.delta_table import delta
 from statebackend.spark.sinks.parquet_sink import parquet

@@ -1,11 +1,4 @@
-"""Serializers of the types without parts: little-endian numbers, UTF-8, raw bytes, pickles.
-
->>> from statebackend.types.serializers import serializer_for
->>> serializer_for("smallint").serialize(-2)
-b'\\xfe\\xff'
->>> serializer_for("string").serialize("abc")
-b'abc'
-"""
+"""Serializers of the types without parts: little-endian numbers, UTF-8, raw bytes, pickles."""
 
 from __future__ import annotations
 
