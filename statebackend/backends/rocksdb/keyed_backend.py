@@ -14,7 +14,6 @@ from statebackend._core.rocksdb.overlay.composite_keys import composite_key, par
 from statebackend._core.rocksdb.overlay.key_changes import CLEARED, NOT_NOTED
 from statebackend._core.rocksdb.overlay.keyed_store import KeyedStore, Table
 from statebackend._core.rocksdb.overlay.ordered_reads import read_many
-from statebackend.backends.rocksdb.change_log import ChangeLog, Segment
 from statebackend.backends.rocksdb.family_states import RocksDbListState, RocksDbMapState, chosen_rows
 from statebackend.backends.rocksdb.native_base import (
     NativeBase,
@@ -33,10 +32,12 @@ from statebackend.backends.rocksdb.single_state import (
     RocksDbValueState,
 )
 from statebackend.backends.rocksdb.snapshot_source import (
+    ChangeLog,
     FamilyReader,
     RocksDbChanges,
     RocksDbPoints,
     RocksDbView,
+    Segment,
 )
 from statebackend.backends.rocksdb.timer_service import RocksDbTimers
 from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, Snapshot, StateSnapshot
