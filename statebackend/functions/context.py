@@ -99,6 +99,7 @@ class FunctionContext(StateGetters):
     """The context that every method of a function gets. Ask for states in ``open`` and keep the handles.
 
     >>> from statebackend.backends import create_backend
+    >>> from statebackend.state import ValueStateDescriptor
     >>> backend = create_backend("reference")
     >>> ctx = FunctionContext(backend.create_keyed_backend(int), OperatorStateBackend(), Metrics())
     >>> ctx.get_state(ValueStateDescriptor("count", int)).descriptor.name
@@ -278,6 +279,7 @@ class FunctionContext(StateGetters):
         >>> from statebackend.backends import create_backend
         >>> keyed = create_backend("reference").create_keyed_backend(int)
         >>> ctx = FunctionContext(keyed, OperatorStateBackend(), Metrics())
+        >>> from statebackend.state import ValueStateDescriptor
         >>> old = ctx.get_value_state(ValueStateDescriptor("old", str))
         >>> old.update_many([1, 2], ["a", "b"])
         >>> ctx.delete_state("old")
