@@ -1,26 +1,19 @@
-"""Functions with state in PySpark Structured Streaming, through ``foreachBatch``."""
+"""Functions with state in PySpark Structured Streaming, through ``foreachBatch``.
 
-from __future__ import annotations
+>>> from statebackend.functions import map_with_state
+>>> count = map_with_state(lambda row, n: ((row.user, (n or 0) + 1), (n or 0) + 1), "bigint")
+>>> stateful(count, key="user", schema="user string, n bigint", checkpoint="/data/app/state", sink=print)
+<stateful MapWithState, key 'user', state at /data/app/state>
+"""
 
-import datetime
-import os
-from collections.abc import Callable, Mapping, Sequence
-
-from statebackend.checkpoint import CheckpointStore
-from statebackend.cluster.cluster_execution import HostOptions
-from statebackend.errors import UsageError
-from statebackend.functions import ProcessFunction
-from statebackend.runtime import EventTime, Job
-from statebackend.runtime.batch_progress import Figures
-from statebackend.runtime.start_checks import Beginning
+from statebackend.cluster.host_options import HostOptions
+from statebackend.runtime import EventTime
 from statebackend.spark import sinks
 from statebackend.spark.display import progress_bar, prometheus
 from statebackend.spark.driver import StatefulBatches
-from statebackend.spark.driver_mode import DriverMode, RunMode
-from statebackend.spark.executors import ExecutorsMode
 from statebackend.spark.heartbeats import heartbeat
 from statebackend.spark.sinks.committed_sink import SinkContext
-from statebackend.state import StateBackend, clocks
+from statebackend.spark.stateful import stateful
 
 __all__ = [
     "EventTime",
@@ -33,108 +26,3 @@ __all__ = [
     "sinks",
     "stateful",
 ]
-
-
-def stateful(
-    function: ProcessFunction,
-    *,
-    key: str | Sequence[str],
-    schema: object,
-    checkpoint: str | os.PathLike[str] | CheckpointStore,
-    sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None = None,
-    backend: str | StateBackend = "heap",
-    mode: str = "driver",
-    parallelism: int | None = None,
-    max_parallelism: int = 128,
-    retain: int | datetime.timedelta = 2,
-    event_time: str | EventTime | None = None,
-    delay: int | datetime.timedelta = 0,
-    order_by: str | Sequence[str] | None = None,
-    broadcast: str | None = None,
-    null_keys: str = "fail",
-    on_error: str = "fail",
-    restore_from: Beginning | None = None,
-    first_batch: int | None = None,
-    name: str | None = None,
-    on_gap: str = "fail",
-    input: str = "memory",
-    memory: int | None = None,
-    on_batch: Callable[[Figures], object] | None = None,
-    clock: clocks.Clock | None = None,
-    single_writer: bool = False,
-    hosts: HostOptions | None = None,
-) -> StatefulBatches:
-    """Wrap a stateful function for ``foreachBatch``: run ``function`` over every batch, effectively once.
-
-    It commits state and output of a batch together under ``checkpoint``, then calls ``sink(df, batch_id)`` with a
-    frame over the committed output. If the sink fails, Spark's retry gets the same rows again, byte for byte. A sink
-    with a parameter named ``context`` gets a `SinkContext` too. For several outputs, ``schema`` and ``sink`` are dicts
-    by their names; all are committed together. A batch that is larger than what Spark brings to the driver goes through
-    files beside the checkpoint, and with ``input="files"`` each does; its rows then take about ``memory`` bytes here.
-
-    >>> from statebackend.functions import map_with_state
-    >>> count = map_with_state(lambda row, n: ((row.user, (n or 0) + 1), (n or 0) + 1), "bigint")
-    >>> stateful(count, key="user", schema="user string, n bigint", checkpoint="/data/state", sink=print)
-    <stateful MapWithState, key 'user', state at /data/state>
-    """
-    way = _run_mode(mode, parallelism, max_parallelism, hosts, input, memory)
-    job = Job(
-        function,
-        key=key,
-        schema=schema,
-        backend=backend,
-        max_parallelism=max_parallelism,
-        event_time=event_time,
-        delay=delay,
-        order_by=order_by,
-        broadcast=broadcast,
-        null_keys=null_keys,
-        on_error=on_error,
-    )
-    job.check_broadcast()
-    if mode == "executors":
-        from pyspark.cloudpickle import dumps
-
-        job.check_pickled(dumps)
-    return StatefulBatches(
-        job,
-        checkpoint=checkpoint,
-        sink=sink,
-        retain=retain,
-        single_writer=single_writer,
-        restore_from=restore_from,
-        first_batch=first_batch,
-        name=name,
-        on_gap=on_gap,
-        on_batch=on_batch,
-        clock=clock,
-        way=way,
-    )
-
-
-def _run_mode(
-    mode: str,
-    parallelism: int | None,
-    max_parallelism: int,
-    hosts: HostOptions | None,
-    input: str,
-    memory: int | None,
-) -> RunMode:
-    if mode == "driver":
-        if parallelism not in (None, 1) or hosts is not None:
-            raise UsageError("parallelism and hosts are for mode='executors'")
-        return DriverMode(input, memory)
-    if mode != "executors":
-        raise UsageError("mode is 'driver' or 'executors'")
-    if hosts is not None and not isinstance(hosts, HostOptions):
-        raise UsageError("hosts is a HostOptions")
-    if type(parallelism) is not int or not 1 <= parallelism <= max_parallelism:
-        raise UsageError(
-            "parallelism is the number of hosts, from 1 to max_parallelism",
-            hint="each takes a slot of an executor for as long as the query runs",
-        )
-    if input != "memory":
-        raise UsageError(
-            "input is for mode='driver'", hint="executors send rows to hosts, never to the driver"
-        )
-    return ExecutorsMode(parallelism, HostOptions() if hosts is None else hosts, memory)

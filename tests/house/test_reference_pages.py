@@ -169,6 +169,8 @@ def test_the_reference_has_every_public_name_once() -> None:
         for page in ROOT.glob("docs/reference/*.md")
         for name in re.findall(r"^::: statebackend\.(\S+)$", page.read_text(encoding="utf-8"), re.M)
     ]
+    # `sb.spark.stateful` is a function that hides the module of its name, which only the site can tell apart.
+    named = [name.replace("spark.stateful.stateful", "spark.stateful") for name in named]
     assert len(named) == len(set(named))
     for name in named:
         found(f"sb.{name}")
