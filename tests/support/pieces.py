@@ -67,5 +67,5 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         return ChunkedBatch(job, TableInPieces(job, table, most), **options)
 
     monkeypatch.setattr(Runner, "run", run_in_pieces)
-    monkeypatch.setattr("statebackend.testing.Batch", batch_in_pieces)
+    monkeypatch.setattr("statebackend.testing.harness.Batch", batch_in_pieces)
     return most
