@@ -6,7 +6,7 @@
 <stateful MapWithState, key 'user', state at /data/app/state>
 """
 
-from statebackend.cluster.host_options import HostOptions
+from statebackend.cluster.cluster_execution import HostOptions
 from statebackend.runtime import EventTime
 from statebackend.spark import sinks
 from statebackend.spark.display import progress_bar, prometheus

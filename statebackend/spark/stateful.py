@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from statebackend.checkpoint import CheckpointStore
-from statebackend.cluster.host_options import HostOptions
+from statebackend.cluster.cluster_execution import HostOptions
 from statebackend.errors import UsageError
 from statebackend.functions import ProcessFunction
 from statebackend.runtime import EventTime, Job

@@ -29,8 +29,8 @@ from statebackend.operator_state import OperatorStateBackend
 from statebackend.runtime import Batch, EventTime, Job, Task
 from statebackend.runtime.arrow_rows import rows_of
 from statebackend.runtime.batch_identity import BatchRecord
-from statebackend.runtime.batch_time import BatchTime, BatchTimes
 from statebackend.runtime.event_time import RowTimes
+from statebackend.runtime.execution import BatchTime, BatchTimes
 from statebackend.runtime.output import Result
 from statebackend.state import KeyedStateBackend, StateBackend, clocks
 from statebackend.types import is_not_a_time, of, row_class

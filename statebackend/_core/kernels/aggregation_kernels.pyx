@@ -109,9 +109,9 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
 
     With `ttl`, a value that has expired at `timestamp` counts as absent; `in_event_time`, a later timestamp than that
     stays. `values` is an array of the plan's numbers,
-    (offsets, data), or an array of bytes by row. With `return_touched`, and without nulls, it returns of each distinct
-    key the first row, the key (None for keys of bytes) and the new value: by key group, in a group in the order of the
-    rows. Errors give a row the number that `rows` has for it.
+    (offsets, data), or an array of bytes by row. With `return_touched`, and without nulls, it returns three columns of
+    the distinct keys: the first row, the key (None if keys are bytes) and the new value. They are in the order of key
+    groups, and in a group of first rows. Errors give a row the number that `rows` has for it.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable

@@ -63,12 +63,13 @@ cdef struct Batch:
     uint8_t *found
     uint32_t *slots
     Blob **blobs
-    # The keys that the call touches, if wanted. Lanes fill `touched` in their order; `join_touched` closes the gaps.
-    uint32_t untouched_below             # version of the call, which entries get that it writes; 0: not wanted
+    # The keys that the call touches; NULL if the caller does not want them. Each lane fills its part of `touched`, and
+    # `join_touched` closes the gaps between the parts.
     Touch *touched
     int64_t n_touched
-    uint16_t *touched_groups             # NULL: they are in order anyway
-    Touch *in_order                      # room for them in order; the same as `touched` if they are
+    uint32_t untouched_below             # the version of the call: the call has not written older entries
+    uint16_t *touched_groups             # the key groups of `touched`; NULL if the lanes leave them in order
+    Touch *in_order                      # the touched keys by key group; `touched` itself if the lanes leave them in order
     int64_t *touched_keys                # NULL: keys of bytes
     char *touched_values                 # stored values, of bytes their addresses
     # The chunk in work: rows first..first+size, sorted by key group.
@@ -175,14 +176,14 @@ cdef inline void load_key(Batch *batch, int64_t at, RowKey *key) noexcept nogil:
             key.hash = batch.hashes[at]
 
 cdef inline bint is_untouched(const Batch *batch, const Entry *entry) noexcept nogil:
-    """Say whether the call has not written an entry yet, if it is to tell that. NULL: there is none yet."""
+    """Return True if a call that wants its touched keys has not written this entry, or if there is no entry (NULL)."""
     return entry == NULL or entry.version < batch.untouched_below
 
 cdef inline void note_touched(Batch *batch, LaneRun *run, bint is_first, int64_t row, uint32_t slot) noexcept nogil:
-    """Note the row if it is the first one of its key. It writes in any case: no processor foresees which rows are."""
+    """Note the row if it is the first one of its key. It always writes: a processor guesses such a branch badly."""
     cdef Touch *place = batch.touched + run.last_touched
-    if batch.untouched_below != 0:
-        prefetch_write(place + 64)       # it would hold up the stores that follow
+    if batch.touched != NULL:
+        prefetch_write(place + 64)       # a store that misses the cache delays all later ones
         place.row, place.slot = <uint32_t>row, slot
         run.last_touched += is_first
 

@@ -1,6 +1,6 @@
 """Operations on whole batches of keys, without the GIL and without a Python object per row.
 
-A batch goes through these phases. Values of bytes need the fourth, and callers ask for the last one:
+A batch goes through these phases. Only values of bytes need `drop`, and only calls that return keys need `gather`:
 
     count      key groups of all rows, and how many rows each group has   (each thread a range of rows)
     scatter    keys and row numbers, ordered by key group, order kept     (each thread a range of rows)
@@ -29,6 +29,7 @@ import numpy as np
 cimport cython
 from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.math cimport exp, sqrt
+from libc.stdlib cimport qsort
 from libc.string cimport memcpy, memmove, memset
 
 from statebackend._core.memory.arena cimport MAX_LANES, Blob, address, blob_data, blob_drop, unit_at
@@ -76,15 +77,13 @@ cdef enum:
     SHORT_KEY = 32                       # bytes of a key, from 8 on, up to which the second phase moves them, too
     HASHED_AT_ONCE = 512                 # byte keys
     AHEAD = 24                           # touched keys whose entries are asked for in advance
+    MOST_FEW = 64                        # touched keys that are compared, not counted by key group
     IDLE_LOOKS = 2000                    # before a thread sleeps: as a rule, the next phase begins at once
 
 cdef enum Lengths:
     FITTING = 0
     FALLING = 1                          # some offset is below the one before it
     TOO_LONG = 2
-
-#: As the struct `Touch`.
-TOUCH = np.dtype([("row", np.uint32), ("slot", np.uint32)])
 
 cdef uint32_t nowhere = 0                # an empty bucket, for pages that do not exist
 
@@ -1082,7 +1081,7 @@ cdef Failure run_chunk(Crew *crew) noexcept nogil:
         assign_groups(crew)
         run_phase(crew, 1)
     run_phase(crew, 2)
-    if batch.untouched_below:
+    if batch.touched != NULL:
         for lane in range(lanes):
             join_touched(batch, &runs[lane])
     for lane in range(lanes):
@@ -1104,19 +1103,33 @@ cdef void join_touched(Batch *batch, LaneRun *run) noexcept nogil:
     batch.n_touched += n
 
 
+cdef int compare_touches(const void *a, const void *b) noexcept nogil:
+    cdef uint64_t mine = (<const uint64_t *>a)[0], other = (<const uint64_t *>b)[0]
+    return (mine > other) - (mine < other)
+
+
 cdef void order_touched(Batch *batch) noexcept nogil:
-    """Order the touched keys by key group; in a group they stay as they are."""
+    """Order the touched keys by key group; keys of one group keep their order."""
     cdef uint32_t *positions = batch.starts          # no chunk needs it any more
-    cdef int64_t i
+    cdef uint64_t few[MOST_FEW]
+    cdef int64_t i, n = batch.n_touched
     cdef uint32_t group, at = 0, amount
+    if n <= MOST_FEW:
+        # A short call does not look at each key group.
+        for i in range(n):
+            few[i] = <uint64_t>batch.touched_groups[i] << 32 | <uint64_t>i
+        qsort(few, n, sizeof(uint64_t), compare_touches)
+        for i in range(n):
+            batch.in_order[i] = batch.touched[<uint32_t>few[i]]
+        return
     memset(positions, 0, batch.table.n_maps * sizeof(uint32_t))
-    for i in range(batch.n_touched):
+    for i in range(n):
         positions[batch.touched_groups[i]] += 1
     for group in range(batch.table.n_maps):
         amount = positions[group]
         positions[group] = at
         at += amount
-    for i in range(batch.n_touched):
+    for i in range(n):
         group = batch.touched_groups[i]
         batch.in_order[positions[group]] = batch.touched[i]
         positions[group] += 1
@@ -1151,7 +1164,7 @@ cdef Failure run_chunks(Crew *crew) noexcept nogil:
         batch.first += batch.size
     if failure == FAILED_NOT and batch.value_offsets != NULL and is_write(batch.op):
         run_phase(crew, 3)
-    if failure == FAILED_NOT and batch.untouched_below:
+    if failure == FAILED_NOT and batch.touched != NULL:
         if batch.touched_groups != NULL:
             order_touched(batch)
         run_phase(crew, 4)
@@ -1315,8 +1328,9 @@ cdef class BatchCall:
                         self._end(failure != FAILED_NOT, writes)
                     finally:
                         owner.arena.budget.limit = limit
+                        core.is_touching = False
                         owner.vacate()
-                    if core.pending and self.batch.slots == NULL and not self.batch.untouched_below:
+                    if core.pending and self.batch.slots == NULL and self.batch.touched == NULL:
                         # What the call itself has left.
                         owner.reclaim(RECLAIM_PER_ROW * self.batch.n + RECLAIM_PER_BATCH)
                     if failure != FAILED_NOT and limit and owner.arena.budget.used > limit:
@@ -1332,22 +1346,22 @@ cdef class BatchCall:
         return 0
 
     cdef tuple run_touching(self, Operation op):
-        """Run a write. Return of each key that it wrote the first row, the key, and the value that it has then.
+        """Run a write. Return three columns of the keys that it wrote: the first row, the key, and the value then.
 
-        Keys of bytes are None. The keys are in ascending order of key groups, and in a group in the order of their
-        first rows. No row may remove a key.
+        For keys of bytes, the second column is None. The keys are in ascending order of key groups, and in a group in
+        the order of their first rows. No row may remove a key.
         """
-        cdef StateCore owner = self.table.owner
         cdef uint32_t width = self.batch.table.layout.value_width
         cdef int64_t n = self.batch.n
+        cdef bint is_ordered = self._is_sorted() and n <= CHUNK
         if n > UINT32_MAX:
-            raise UsageError("a call that returns the changed keys takes up to 4,294,967,295 rows", detail=f"{n} rows")
-        touched, keys = np.empty(n, dtype=TOUCH), None
-        self.batch.touched = self.batch.in_order = <Touch *>self.pointer(touched, TOUCH)
-        if not self._is_sorted() or n > CHUNK:
-            self.batch.touched_groups = <uint16_t *>self.pointer(np.empty(n, dtype=np.uint16), np.uint16)
-            touched = np.empty(n, dtype=TOUCH)
-            self.batch.in_order = <Touch *>self.pointer(touched, TOUCH)
+            raise UsageError("a call that returns the changed keys cannot take so many rows",
+                             detail=f"{n} rows; up to {UINT32_MAX} are possible")
+        room, keys = np.empty(n if is_ordered else n * 2 + (n + 3) // 4, dtype=np.uint64), None
+        self.batch.in_order = self.batch.touched = <Touch *>self.pointer(room, np.uint64)
+        if not is_ordered:
+            self.batch.touched += n
+            self.batch.touched_groups = <uint16_t *>(self.batch.touched + n)
         if not self.batch.table.layout.key_is_blob:
             keys = np.empty(n, dtype=np.int64)
             self.batch.touched_keys = <int64_t *>self.pointer(keys, np.int64)
@@ -1355,25 +1369,22 @@ cdef class BatchCall:
         self.batch.touched_values = <char *>self.pointer(values, np.uint8)
         self.hold()
         try:
-            # Entries are told by their version from those that this call has written.
-            owner.bump_version()
-            self.batch.untouched_below = owner.core.state_version
-            owner.core.is_touching = True
-            try:
-                self.run(op, True)
-            finally:
-                owner.core.is_touching = False
-            n = self.batch.n_touched
-            values = values[:n * width]
+            self.run(op, True)
             if self.table.value_code == CODE_BLOB:
-                values = blobs_of(values.view(np.uint64))
+                values = blobs_of(values[:self.batch.n_touched * width].view(np.uint64))
         finally:
             self.let_go()
-        if self.table.value_code == CODE_RAW:
-            values = values.reshape(-1, width)
-        elif self.table.value_code != CODE_BLOB:
-            values = values.view(DTYPES[self.table.value_code])
-        return touched["row"][:n], None if keys is None else keys[:n], values
+        rows = room.view(np.uint32)[:2 * self.batch.n_touched:2]
+        keys = None if keys is None else keys[:self.batch.n_touched]
+        if self.table.value_code != CODE_BLOB:
+            values = values[:self.batch.n_touched * width]
+            values = values.reshape(-1, width) if self.table.value_code == CODE_RAW else values.view(
+                DTYPES[self.table.value_code])
+        if 2 * self.batch.n_touched >= n:
+            return rows, keys, values
+        # Few keys do not keep the memory for all rows.
+        return rows.copy(), None if keys is None else keys.copy(), (
+            values if self.table.value_code == CODE_BLOB else values.copy())
 
     cdef tuple read(self, Operation op, int code, uint32_t width, bint counted):
         """Run a read. Returns the values by row, bytes as (offsets, data), and a mask of the rows found.
@@ -1437,6 +1448,8 @@ cdef class BatchCall:
         cdef StateCore owner = self.table.owner
         cdef int lane
         cdef Log *log
+        if self.batch.touched != NULL:
+            owner.bump_version()
         self.batch.fast = self._fast_path()
         for lane in range(self.batch.n_lanes):
             self.runs[lane].lane.core = core
@@ -1458,6 +1471,9 @@ cdef class BatchCall:
             self.runs[lane].copied_before = self.runs[lane].used.copied_entries
         core.arena.is_shared = self.batch.n_lanes > 1
         owner.occupy()
+        if self.batch.touched != NULL:
+            # From here on no Python runs that could raise the version.
+            self.batch.untouched_below, core.is_touching = core.state_version, True
         return 0
 
     cdef bint _is_short(self) noexcept:

@@ -148,10 +148,10 @@ cdef class SnapshotView(Moment):
 
 
 cdef void collect_entries(Core *core, Directory *directory, uint64_t *rows) noexcept nogil:
-    """Addresses of all entries that a directory's pages name: the heads of the chains, then what follows in these.
+    """Addresses of all entries that a directory's pages name: the heads of the chains, then the other entries.
 
     `next_entry` over the past: it touches nothing that the live map changes, on a thread that may not be the map's.
-    Each loop writes before it knows whether there is an entry, because no processor foresees that. So `rows` has room
+    Each loop writes before it knows if there is an entry, because a processor guesses that badly. So `rows` has room
     for one more.
     """
     cdef uint32_t *refs = <uint32_t *>(<char *>directory + sizeof(Directory))

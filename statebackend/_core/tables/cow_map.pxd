@@ -746,7 +746,7 @@ cdef inline void let_die(Core *core, Journal *journal, Log *log) noexcept nogil:
         core.dying_journals = journal
 
 cdef inline uint32_t unwritten_version(Core *core) noexcept nogil:
-    # While a call is told which entries it has written, by their version, a mere copy looks older.
+    # A call that wants its touched keys finds them by their version. So a mere copy gets an older one.
     return core.journal_version - 1 if core.journal_version else core.state_version - core.is_touching
 
 cdef bint is_old(CowMap *map, uint32_t slot) noexcept nogil

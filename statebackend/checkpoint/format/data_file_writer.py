@@ -33,7 +33,7 @@ BATCH_ROWS = 65_536
 BATCH_BYTES = 64 << 20
 #: A smaller file is not compressed, nor one whose batches are smaller on average: of many states with a few rows each.
 COMPRESS_FROM, COMPRESS_BATCHES_FROM = 4096, 256
-#: Bytes of a batch whose size need not be exact.
+#: A batch of at most so many bytes needs no exact size.
 TINY_BATCH = 64
 #: Batches that are held back at most until that is known.
 MOST_EARLY = 16_384
@@ -126,7 +126,7 @@ def _full_batches(section: Section) -> Iterator[tuple[GroupedBatch, int]]:
     for rows in section.batches:
         last_group = _check_rows(section, rows, last_group)
         more = rows.batch.num_rows
-        # `nbytes` takes 4 us, because it looks for slices and shared buffers. In a tiny batch they do not matter.
+        # `nbytes` takes 4 us, because it looks for slices and shared buffers, which change little in a tiny batch.
         size = rows.batch.get_total_buffer_size()
         if size > TINY_BATCH:
             size = rows.batch.nbytes
