@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import random
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from meddling import Meddler
 
 import statebackend as sb
 from statebackend import types as t
@@ -203,6 +205,38 @@ def test_a_batch_lets_go_of_replaced_objects_row_by_row(keyed: Any) -> None:
     while keyed.core.advance():
         pass
     assert Accumulator.alive == 0
+
+
+@pytest.mark.parametrize("kind", ["get", "iteration"])
+def test_a_list_that_a_finaliser_replaces_is_read_whole(keyed: Any, kind: str) -> None:
+    state = keyed.get_list_state(ListStateDescriptor("list", str))
+    numbers = itertools.count()
+    kept: list[Any] = []  # so that the interpreter has no old list to give out for a new one
+
+    def replace() -> None:
+        number = next(numbers)
+        for key in (2, 1):
+            keyed.set_current_key(key)
+            state.clear()
+        for _ in range(number % 300 + 1):
+            for key in (2, 1):  # the one where the other has been
+                keyed.set_current_key(key)
+                state.add(f"{number}" if key == 1 else "another")
+        kept.append([])
+        kept.append([])
+
+    for _ in range(100):
+        replace()
+    with Meddler(replace).at_work():
+        for turn in range(300):
+            for _ in range(turn % 3):
+                kept.append([])  # so that now one, now another object starts a collection
+            found = []
+            with contextlib.suppress(RuntimeError):  # the state was changed while it was iterated
+                found = state.get() if kind == "get" else list(state)
+            kept.append(found)
+            assert len(set(found)) == 1 or kind == "iteration"
+            assert not found or len(found) == int(found[0]) % 300 + 1
 
 
 @pytest.mark.parametrize("kind", ["value", "map", "list", "folding"])
