@@ -596,8 +596,12 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         # A mark may always be released. Deferred, it would be released amid the end of another thread's call.
         if self._calls_inside and self._is_inside(self._under_way):
             self._do_later(partial(self.release, mark))
-        elif not self._closed and self._marks.release(mark):
-            self._run_alone(self._forget_point, mark.point)
+        elif not self._closed:
+            self._run_alone(self._close_mark, mark)
+
+    def _close_mark(self, mark: Any) -> None:
+        if self._marks.release(mark):
+            self._forget_point(mark.point)
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:

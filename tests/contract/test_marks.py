@@ -14,6 +14,7 @@ from meddling import Meddler
 import statebackend as sb
 from statebackend import OperatorStateBackend
 from statebackend import types as t
+from statebackend.state.marks import BackendMark, MarkStack
 
 pytestmark = pytest.mark.checked
 
@@ -185,6 +186,44 @@ def test_many_changes_in_random_order(keyed: Keyed, rng: random.Random) -> None:
         else:
             mark, _ = open_marks.pop(rng.randrange(len(open_marks)))
             keyed.release(mark)
+
+
+@pytest.mark.parametrize("does", ["rolls back", "opens a mark", "releases"])
+def test_a_release_is_whole_before_a_finaliser_acts(
+    keyed: Keyed, does: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two halves a finaliser took what the release still needed: it raised USAGE.STALE_MARK."""
+    value = keyed.get_value_state(sb.ValueStateDescriptor("v", int))
+    value.update(1)
+    older = keyed.mark() if does != "opens a mark" else None
+    value.update(2)
+    newer = keyed.mark()
+    release, became = MarkStack.release, []
+
+    def act() -> None:
+        try:
+            if older is None:
+                keyed.mark()
+            else:
+                keyed.rollback(older) if does == "rolls back" else keyed.release(older)
+            became.append("complete")
+        except sb.UsageError as error:
+            became.append(error.code)
+
+    def release_and_act(stack: MarkStack, mark: BackendMark) -> bool:
+        was_open = release(stack, mark)
+        monkeypatch.undo()
+        act()
+        return was_open
+
+    monkeypatch.setattr(MarkStack, "release", release_and_act)
+    keyed.release(newer)
+    assert became == ["complete" if does == "releases" else "USAGE.OVERLAPPING_CALL"]
+    assert (newer.is_open, value.value()) == (False, 2)
+    if older is not None:
+        assert older.is_open == (does == "rolls back")
+        keyed.release(older)
+    keyed.release(keyed.mark())
 
 
 @pytest.mark.parametrize("does", ["rolls back", "writes"])
