@@ -446,7 +446,13 @@ def test_a_finaliser_finds_no_half_of_a_call(
     elif not is_stress:
         cases = day_rng.sample(cases, 3)  # opening a database takes long
     folders = (tmp_path / str(number) for number in itertools.count())
-    with Meddler(COLLECTED).at_work():
+    main = threading.get_ident()
+
+    def act() -> None:
+        if threading.get_ident() == main:  # what a writer's thread collects waits, or comes later
+            COLLECTED()
+
+    with Meddler(act).at_work():
         gc.set_threshold(700)  # but for the call that is looked at
         for call, what, form in cases:
             marked = call in WHOLE or what in BEHIND_THE_CALL
@@ -460,13 +466,8 @@ def test_a_finaliser_finds_no_half_of_a_call(
                 found(**how)[0] for how in ({}, {"before": does[what]}, {"after": does[what]})
             )
             # What comes between the rows of a call is in the middle of it, and may be.
-            by_rows = (
-                call == "take_due"
-                or (call == "snapshot" and what in BEHIND_THE_CALL)
-                or (
-                    call.endswith("_many")
-                    and (form != "text" or kind == "reducing" or backend.name != "heap")
-                )
+            by_rows = call == "take_due" or (
+                call.endswith("_many") and (form != "text" or kind == "reducing" or backend.name != "heap")
             )
             for place in (
                 range(1, 200) if is_stress else (*range(1, 8), *range(day_rng.randrange(8, 24), 200, 16))
@@ -474,8 +475,9 @@ def test_a_finaliser_finds_no_half_of_a_call(
                 result, became = found(inside=does[what], place=place)
                 if became == "complete":
                     assert by_rows or result in (before, after), (call, what, form, place)
+                    assert result[0] != "USAGE.STALE_MARK" or result[0] == before[0], (call, what, form, place)
                 else:
-                    assert what in BEHIND_THE_CALL or result == alone, (call, what, form, place)
+                    assert result == alone, (call, what, form, place)
                 if became is None:
                     break
 
