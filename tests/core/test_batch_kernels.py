@@ -403,30 +403,6 @@ def test_a_none_keeps_nothing_of_what_was_there_or_given(value: Any) -> None:
     view.release()
 
 
-@pytest.mark.parametrize("marked", [False, True])
-@pytest.mark.parametrize("threads", THREADS)
-def test_a_map_batch_without_memory_changes_nothing(marked: bool, threads: int) -> None:
-    core = StateCore(max_bytes=6 << 20)
-    maps = MapTable(core, value="bytes", max_parallelism=4)
-    maps.put(1, 1, b"before")
-    maps.put(1, 2, b"too")
-    mark = core.mark() if marked else None
-    n = 20_000
-    keys, map_keys = np.arange(n) % 1_000, np.arange(n) // 1_000
-    with pytest.raises(MemoryLimitError):
-        map_kernels.put_many(maps, keys, map_keys, packed([b"x" * 600] * n), threads=threads)
-    assert list(maps.items(1)) == [(1, b"before"), (2, b"too")]
-    assert len(maps) == 2
-    assert len(maps.heads) == 1
-    maps._check()
-    map_kernels.put_many(maps, keys[:9], map_keys[:9], packed([b"y"] * 9))
-    maps._check()
-    if mark is not None:
-        core.rollback(mark)
-        assert len(maps) == 2
-        maps._check()
-
-
 @pytest.mark.parametrize("threads", THREADS)
 def test_after_a_call_without_memory_there_is_as_much_as_before(threads: int) -> None:
     """Neither do threads pass the limit together, nor does what undoing took make smaller calls fail."""

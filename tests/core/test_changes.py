@@ -287,12 +287,3 @@ def test_a_batch_counts_its_distinct_keys():
     update_many(table, np.arange(0, 60), np.arange(60))
     assert count_changes(table, later) == (60, 0)
     assert count_changes(table, mark) == (150, 0)
-
-
-def test_only_an_open_mark_counts():
-    core = StateCore()
-    table = StateTable(core)
-    mark = core.mark()
-    core.release(mark)
-    with pytest.raises(UsageError, match="no longer valid"):
-        count_changes(table, mark)

@@ -219,22 +219,6 @@ def test_append(layout: Layout, day_rng: random.Random) -> None:
         remove_and_compare(pair, rows // 2, options)
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("groups", [1, 3, 128, 1024])
-def test_key_groups_and_threads(groups: int, threads: int, rng: random.Random) -> None:
-    for layout in (Layout("long"), Layout("bytes", "bytes")):
-        pair = Pair(layout, rng, "mark in snapshot", max_parallelism=groups)
-        for rows in (4_095, 4_096, 10_000):
-            numbers, values = pair.numbers(rows), [pair.value() for _ in range(rows)]
-            batch_kernels.update_many(
-                pair.kernel, key_array(layout, numbers), array_of(values, pair.kind), threads=threads
-            )
-            for number, value in zip(numbers, values, strict=True):
-                pair.scalar.put(key_of(layout, number), value)
-        pair.compare()
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("condition", ["plain", "snapshot in mark"])
 def test_a_batch_that_starts_and_ends_mid_rehash(condition: str, threads: int, rng: random.Random) -> None:

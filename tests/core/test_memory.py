@@ -121,30 +121,6 @@ def test_thirty_two_thousand_key_groups_are_cheap(traced: Callable[[], int]) -> 
     assert [table.get(key) for key in range(10)] == list(range(10))
 
 
-# --- the garbage collector ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", ["long", "bytes", ("list", "long"), ("list", "bytes"), 16])
-def test_entries_are_nothing_to_the_garbage_collector(value: Any) -> None:
-    core = StateCore()
-    table = StateTable(core, value=value)
-    n = 200_000
-    keys = np.arange(n)
-    values: Any = np.zeros((n, 16), np.uint8) if value == 16 else keys
-    if value == "bytes" or value == ("list", "bytes"):
-        values = (np.arange(n + 1) * 4, np.zeros(4 * n, np.uint8))
-    gc.collect()
-    before = len(gc.get_objects())
-    (batch_kernels.append_many if isinstance(value, tuple) else batch_kernels.update_many)(
-        table, keys, values
-    )
-    assert len(table) == n
-    gc.collect()
-    # Extents are no Python objects, nor are entries.
-    assert len(gc.get_objects()) - before < 1_000
-    assert not gc.is_tracked(core.arena)
-
-
 # --- giving back --------------------------------------------------------------------------------------------
 
 

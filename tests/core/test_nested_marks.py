@@ -39,26 +39,6 @@ def test_a_change_is_journalled_once_however_many_marks_come_between() -> None:
     assert (table.get(1), other.get(2)) == (0, None)
 
 
-@pytest.mark.parametrize("kept", [0, 1])
-def test_many_short_marks_take_little_memory(kept: int) -> None:
-    core = StateCore()
-    table = table_of(core)
-    for key in range(100):
-        table.put(key, 0)
-    batch = core.mark()
-    before = core.metrics()["run_bytes"]
-    for n in range(20_000):
-        short = core.mark()
-        table.put(n % 100, n)
-        if not kept:
-            core.rollback(short)
-        core.release(short)
-    # A record has 16 bytes, or 24; a chunk of its own for each would have 512.
-    assert core.metrics()["run_bytes"] - before < 20_000 * 64
-    core.rollback(batch)
-    assert [table.get(key) for key in range(100)] == [0] * 100
-
-
 @pytest.mark.parametrize("value", ["long", "bytes", "object"])
 def test_a_mark_knows_the_tables_that_were_written_since(rng: random.Random, value: str) -> None:
     """Whatever marks and snapshots come and go: no table is missed, none is named that nobody has touched, and a

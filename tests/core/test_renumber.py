@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from map_model import reduce_many
 from twin.cow_map import LAST_VERSION
-from twin.implementations import contents, implementation, reclaim, slots, view_contents
+from twin.implementations import contents, implementation, slots, view_contents
 
 from statebackend._core.core_probe import StateTable, set_state_version
 from statebackend._core.tables.state_core import StateCore
@@ -16,56 +16,6 @@ from statebackend._core.tables.state_core import StateCore
 __all__ = ["implementation"]
 
 pytestmark = pytest.mark.checked
-
-
-def open_everything(implementation, **options):
-    """A table with snapshots and marks in between, each with the state that it must show."""
-    made = implementation.make(hash_mask=3, initial_capacity=4, **options)
-    core, table, views, marks = made.core, made.table, [], []
-    for number in range(6):
-        for key in range(8):
-            table.put(key * (number + 1) % 11, number * 100 + key)
-        table.remove(number)
-        if number % 2:
-            views.append((core.snapshot(), contents(table)))
-        else:
-            marks.append((core.mark(), contents(table)))
-    return core, table, views, marks
-
-
-@pytest.mark.parametrize("last_step", ["mark", "snapshot", "rollback"])
-@pytest.mark.parametrize("below", range(4))
-def test_marks_and_snapshots_survive_renumbering(implementation, last_step, below):
-    core, table, views, marks = open_everything(implementation)
-    set_state_version(core, LAST_VERSION - below)
-    table.put(0, -1)
-    for _ in range(5):
-        if last_step == "mark":
-            marks.append((core.mark(), contents(table)))
-        elif last_step == "snapshot":
-            views.append((core.snapshot(), contents(table)))
-        else:
-            core.rollback(marks[-1][0])
-            assert contents(table) == marks[-1][1]
-        table.put(1, -2)
-        table.remove(2)
-        table._check()
-        core._check()
-    assert core.metrics()["state_version"] < 50
-    for view, expected in views:
-        assert view_contents(view, table) == expected
-    for mark, expected in reversed(marks):
-        core.rollback(mark)
-        assert contents(table) == expected
-        table.put(3, -3)
-        table._check()
-    for view, expected in views:
-        assert view_contents(view, table) == expected
-        view.release()
-    for mark, _ in marks:
-        core.release(mark)
-    reclaim(core)
-    assert table.map_info(0)["used_slots"] == len(table)
 
 
 def test_what_belongs_to_a_snapshot_is_cloned_after_renumbering_and_nothing_else(implementation):
@@ -100,20 +50,6 @@ def test_what_was_written_since_a_mark_is_journalled_once_after_renumbering(impl
         core.rollback(mark)
         assert contents(table) == {1: 1, 2: 2}
         assert view_contents(view, table) == {1: -1, 2: 2}
-
-
-def test_a_map_that_no_snapshot_has_seen_yet_is_seen_after_renumbering(implementation):
-    made = implementation.chained(1, 2)
-    core, table = made.core, made.table
-    old = core.snapshot()
-    table.put(1, -1)
-    new = core.snapshot()
-    set_state_version(core, LAST_VERSION)
-    core.mark()
-    assert view_contents(new, table) == {1: -1, 2: 2}
-    table.put(2, -2)
-    assert view_contents(old, table) == {1: 1, 2: 2}
-    assert view_contents(new, table) == {1: -1, 2: 2}
 
 
 def test_an_idle_core_begins_anew(implementation):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,10 +58,6 @@ def slots(table: Any, key: Any) -> dict[Any, int]:
     return {entry.key: entry.slot for entry in table.chain(key)}
 
 
-def versions(table: Any, key: Any) -> dict[Any, int]:
-    return {entry.key: entry.version for entry in table.chain(key)}
-
-
 def contents(table: Any) -> dict[Any, Any]:
     return {entry.key: entry.value for entry in table}
 
@@ -99,24 +94,5 @@ class MapRules:
         return made.core, made.table, made.state
 
 
-def layouts(implementation):
-    """Values of every layout: two and what they change to."""
-    yield "long", 2**63 - 1, -(2**63)
-    yield "bytes", b"", b"x" * 5000
-    yield "object", ("a",), None
-    if implementation is COMPILED:
-        yield from [("int", 2**31 - 1, -1), ("short", 5, -5), ("byte", 7, -7), ("double", 0.5, -1e300)]
-        yield from [
-            ("float", 0.5, -0.5),
-            ("bool", True, False),
-            (3, b"abc", b"xyz"),
-            (200, b"a" * 200, b"b" * 200),
-        ]
-
-
 def copies(table):
     return table.metrics()["copied_entries"], table.metrics()["copied_pages"]
-
-
-#: In which order four things can be released.
-ORDERS = list(itertools.permutations(range(4)))
