@@ -26,15 +26,6 @@ def test_count_window_average(backend: sb.StateBackend) -> None:
         assert harness.keyed.num_entries() == 0
 
 
-def test_count_window_average_over_a_failed_batch(backend: sb.StateBackend) -> None:
-    with Harness(CountWindowAverage(), "bigint", key="user", backend=backend) as harness:
-        row = {"user": 1, "value": 3}
-        assert harness.process_batch([row]) == []
-        with pytest.raises(ValueError, match="unpack"):
-            harness.process_batch([{**row, "third": 0}])
-        assert harness.process_batch([{"user": 1, "value": n} for n in (5, 7, 4)]) == [(1, 4), (1, 5)]
-
-
 def started(function: sb.CheckpointedFunction, store: sb.OperatorStateBackend) -> sb.CheckpointedFunction:
     function.initialize_state(FunctionInitializationContext(store))
     return function

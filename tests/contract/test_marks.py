@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from contract.conftest import Keyed, MakeKeyed
@@ -117,23 +115,6 @@ def test_open_iterators_are_invalid_after_a_rollback(keyed: Keyed) -> None:
         counts[3] = 3
 
 
-@pytest.mark.parametrize(
-    "change", [lambda k, d: k.clear_key(), lambda k, d: k.merge_namespaces(d, "x", [sb.VOID])]
-)
-def test_whole_key_operations_are_undone(keyed: Keyed, change: Any) -> None:
-    descriptor = sb.ListStateDescriptor("s", int)
-    state = keyed.get_list_state(descriptor)
-    for namespace in ("n", sb.VOID):
-        keyed.set_current_namespace(namespace)
-        state.update([1, 2])
-    before = dump(keyed, descriptor)
-    mark = keyed.mark()
-    change(keyed, descriptor)
-    assert dump(keyed, descriptor) != before
-    keyed.rollback(mark)
-    assert dump(keyed, descriptor) == before
-
-
 def test_a_failed_vectorised_call_keeps_older_marks(keyed: Keyed) -> None:
     state = keyed.get_value_state(sb.ValueStateDescriptor("s", "tinyint"))
     mark = keyed.mark()
@@ -152,40 +133,6 @@ def test_marks_end_with_the_backend(make_keyed: MakeKeyed) -> None:
     for call in (keyed.mark, lambda: keyed.rollback(mark)):
         with pytest.raises(sb.ClosedError):
             call()
-
-
-def test_many_changes_in_random_order(keyed: Keyed, rng: random.Random) -> None:
-    descriptors = [kind.descriptor(kind.name, t.LONG) for kind in KINDS]
-    states = [keyed.get_state(descriptor) for descriptor in descriptors]
-
-    def everything() -> list[Any]:
-        return [dump(keyed, descriptor) for descriptor in descriptors]
-
-    def change() -> None:
-        keyed.set_current_key(rng.randrange(8))
-        keyed.set_current_namespace(rng.choice([sb.VOID, 1]))
-        which = rng.randrange(len(KINDS))
-        if rng.random() < 0.3:
-            states[which].clear()
-        else:
-            KINDS[which].write(states[which], rng.randrange(100))
-
-    open_marks: list[tuple[Any, Any]] = []
-    for _ in range(60):
-        for _ in range(rng.randrange(15)):
-            change()
-        action = rng.random()
-        if action < 0.4 or not open_marks:
-            open_marks.append((keyed.mark(), everything()))
-        elif action < 0.8:
-            at = rng.randrange(len(open_marks))
-            mark, expected = open_marks[at]
-            keyed.rollback(mark)
-            del open_marks[at + 1 :]
-            assert everything() == expected
-        else:
-            mark, _ = open_marks.pop(rng.randrange(len(open_marks)))
-            keyed.release(mark)
 
 
 @pytest.mark.parametrize("does", ["rolls back", "opens a mark", "releases"])

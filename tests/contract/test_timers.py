@@ -19,8 +19,6 @@ from statebackend.testing import ManualClock
 
 pytestmark = pytest.mark.checked
 
-domains = pytest.mark.parametrize("domain", ["event", "processing"])
-
 
 def register(keyed: Keyed, key: Any, *times: int, namespace: Any = sb.VOID, domain: str = "event") -> None:
     keyed.set_current_key(key)
@@ -32,46 +30,6 @@ def register(keyed: Keyed, key: Any, *times: int, namespace: Any = sb.VOID, doma
 
 def fire(keyed: Keyed, now: int, domain: str = "event") -> list[Any]:
     return [(time, keyed.current_key, keyed.current_namespace) for time in keyed.timers.due(now, domain)]
-
-
-@domains
-def test_timers_fire_once_when_they_are_due(keyed: Keyed, domain: str) -> None:
-    register(keyed, 1, 10, 20, 30, domain=domain)
-    assert keyed.timers.pending(domain) == [10, 20, 30]
-    assert keyed.timers.count(domain) == 3
-    assert keyed.timers.next_due(domain) == 10
-    assert fire(keyed, 9, domain) == []
-    assert fire(keyed, 20, domain) == [(10, 1, sb.VOID), (20, 1, sb.VOID)]
-    assert fire(keyed, 20, domain) == []
-    assert keyed.timers.pending(domain) == [30]
-    assert fire(keyed, 2**63 - 1, domain) == [(30, 1, sb.VOID)]
-    assert keyed.timers.count(domain) == 0
-    assert keyed.timers.next_due(domain) is None
-    assert keyed.timers.fired == 3
-
-
-def test_domains_are_apart(keyed: Keyed) -> None:
-    register(keyed, 1, 10, domain="event")
-    register(keyed, 1, 10, 20, domain="processing")
-    keyed.timers.delete(10)
-    assert keyed.timers.pending() == []
-    assert keyed.timers.pending("processing") == [10, 20]
-    assert fire(keyed, 100) == []
-    assert fire(keyed, 100, "processing") == [(10, 1, sb.VOID), (20, 1, sb.VOID)]
-
-
-def test_a_timer_belongs_to_its_key_and_namespace(keyed: Keyed) -> None:
-    window = sb.TimeWindow(0, 10)
-    register(keyed, 1, 10)
-    register(keyed, 1, 10, 11, namespace=window)
-    register(keyed, 2, 10)
-    keyed.set_current_key(1)
-    assert keyed.timers.pending() == [10]
-    keyed.timers.delete(11)
-    keyed.set_current_namespace(window)
-    assert keyed.timers.pending() == [10, 11]
-    keyed.timers.delete(10)
-    assert fire(keyed, 100) == [(10, 1, sb.VOID), (10, 2, sb.VOID), (11, 1, window)]
 
 
 def test_key_and_namespace_are_what_they_were_after_firing(keyed: Keyed) -> None:

@@ -71,27 +71,6 @@ def maps() -> Any:
     return sb.MapStateDescriptor("map", int, int)
 
 
-def test_exists_looks_at_no_element_of_a_list() -> None:
-    def measure(length: int) -> float:
-        run = Running(lists(), 1_000, OFF)
-        run.state.add_all(range(length))
-        run.at(500).add(1)
-        run.at(1_200)
-
-        # Many calls: what the list itself has left in the processor's caches, or not, is nothing to them.
-        def ask() -> None:
-            for _ in range(20_000):
-                assert run.state.exists()
-            for _ in range(200):
-                assert list(run.keyed.keys("list")) == [1]
-
-        took = timed(ask)
-        run.keyed.close()
-        return took
-
-    costs_as_much(measure)
-
-
 @pytest.mark.parametrize("element", [int, str, sb.types.PICKLE], ids=["int", "str", "object"])
 def test_what_is_dead_in_a_list_takes_no_more_than_what_lives(element: Any) -> None:
     """A list that has grown once and shrinks, as its elements expire."""

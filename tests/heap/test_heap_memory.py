@@ -141,24 +141,6 @@ def test_what_is_removed_gives_everything_back(
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_updates_without_end_take_no_memory(n: int) -> None:
-    keyed = HeapBackend().create_keyed_backend(int)
-    states = [keyed.get_state(descriptor) for descriptor in of_every_kind(t.STRING, "")]
-    keyed.set_current_key(1)
-    taken = []
-    for number in range(n):
-        for state in states:
-            if state.descriptor.kind != "list":
-                write(state, f"{number:020}")
-            elif number % 100 == 0:
-                state.update(["x" * 30] * 10)
-        if number in (n // 10, n - 1):
-            give_back(keyed)
-            taken.append(keyed.metrics()["used_bytes"])
-    assert taken[0] == taken[1]
-
-
-@pytest.mark.parametrize("n", SIZES)
 @by_type
 def test_declared_types_are_nothing_to_the_garbage_collector(declared: t.Type, sample: Any, n: int) -> None:
     keyed = HeapBackend().create_keyed_backend(int)

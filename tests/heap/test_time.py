@@ -21,7 +21,6 @@ from statebackend.testing import ManualClock
 pytestmark = pytest.mark.checked
 
 HOUR = 3_600_000
-N = [2_000, pytest.param(1_000_000, marks=pytest.mark.stress)]
 
 
 @pytest.fixture
@@ -56,48 +55,6 @@ def outside_extents(keyed: Any) -> int:
 
 
 # --- timers ---
-
-
-@pytest.mark.parametrize("n", N)
-@pytest.mark.parametrize("key_type", [int, str])
-def test_many_timers_fire_in_order_and_leave_nothing(n: int, key_type: type, rng: random.Random) -> None:
-    with HeapBackend().create_keyed_backend(key_type) as keyed:
-        wanted = []
-        for _ in range(n):
-            key, time = key_type(rng.randrange(n)), rng.randrange(n)
-            keyed.set_current_key(key)
-            keyed.timers.register(time)
-            wanted.append((time, key))
-        wanted = sorted(set(wanted))
-        assert keyed.timers.count() == queued(keyed) == len(wanted)
-        check(keyed)
-        assert [(time, keyed.current_key) for time in keyed.timers.due(n)] == wanted
-        assert queued(keyed) == 0
-        while keyed.core.advance(1 << 20):
-            pass
-        assert keyed.core.metrics()["blob_bytes"] == 0
-
-
-@pytest.mark.parametrize("marks", [False, True])
-def test_moving_timers_leaves_nothing_behind(keyed: Any, marks: bool) -> None:
-    keys = 100
-    for step in range(200):
-        mark = keyed.mark() if marks else None
-        for key in range(keys):
-            keyed.set_current_key(key)
-            keyed.timers.delete(HOUR + step - 1)
-            keyed.timers.register(HOUR + step)
-        assert queued(keyed) == keys
-        if mark is not None:
-            keyed.release(mark)
-    check(keyed)
-    assert keyed.timers.count() == keys
-    assert len(list(keyed.timers.due(10 * HOUR))) == keys
-    (handle,) = keyed.timers._handles().values()
-    while handle._queued()[1]:
-        keyed.timers.register(0)
-        keyed.timers.delete(0)
-    assert keyed.timers.next_due() is None
 
 
 def test_a_rollback_looks_only_at_what_has_happened_since_its_mark(keyed: Any) -> None:
@@ -495,14 +452,6 @@ class Walked:
 def walked(clock: ManualClock) -> Iterator[Walked]:
     with HeapBackend(threads=1).create_keyed_backend(int, max_parallelism=1, clock=clock) as keyed:
         yield Walked(keyed, clock)
-
-
-def test_accesses_find_what_a_list_has_left(walked: Walked) -> None:
-    walked.at(0, walked.state.add, 1, keys=[1])
-    walked.at(20, walked.state.add, 2, keys=[1])
-    walked.at(HOUR, walked.state.add, 3, keys=[2])
-    assert walked.rest(HOUR) == 2
-    assert walked.rest(HOUR + 20) == 1
 
 
 def test_accesses_find_what_a_merge_moves_to_where_they_have_been(walked: Walked) -> None:
