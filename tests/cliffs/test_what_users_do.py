@@ -16,7 +16,6 @@ import pytest
 from cliffs.measuring import LIMIT, Side, core_bytes, growth, least, no_collections, spent
 
 import statebackend as sb
-from statebackend._core.core_probe import set_state_version
 from statebackend._core.memory.arena import is_checked_build
 from statebackend.testing import ManualClock
 
@@ -175,25 +174,6 @@ def test_a_checkpoint_a_batch_needs_no_advance_in_between(make: Make, tmp_path: 
     assert slots_an_entry(keyed, 5 * len(keys)) <= LIMIT
 
 
-@pytest.mark.parametrize("is_column", [False, True], ids=["row by row", "column"])
-def test_snapshots_that_overlap_hold_what_they_show_and_no_more(make: Make, is_column: bool) -> None:
-    keyed, keys = make(), np.arange(1_000)
-    state = keyed.get_value_state(sb.ValueStateDescriptor("v", int))
-    held: list[Any] = []
-    for batch in range(20):
-        held.append(keyed.core.snapshot())
-        if is_column:
-            state.update_many(keys, keys + batch)
-        for key in range(0 if is_column else 1_000):
-            keyed.set_current_key(key)
-            state.update(batch)
-        if len(held) > 1:
-            held.pop(0).release()
-    found = slots_an_entry(keyed, len(keys))
-    held.pop().release()
-    assert found <= LIMIT
-
-
 class Profile:
     alive: weakref.WeakSet[Profile] = weakref.WeakSet()
 
@@ -218,28 +198,6 @@ def test_one_object_updated_all_through_a_batch_is_kept_once(make: Make) -> None
     assert state.value().number == 0
     state.clear()
     assert alive <= 4, "the one before the batch, and the newest"
-
-
-@pytest.mark.parametrize(
-    ("declared", "value"),
-    [
-        (str, "x" * 10_000),
-        (int, 10**15),
-        ("struct<a:bigint,b:string>", (1, "x" * 10_000)),
-        (sb.types.PICKLE, ["x"]),
-    ],
-    ids=["STRING", "LONG", "ROW", "PICKLE"],
-)
-def test_one_value_updated_all_through_a_batch_is_kept_once(make: Make, declared: Any, value: Any) -> None:
-    keyed = make()
-    state = keyed.get_value_state(sb.ValueStateDescriptor("v", declared))
-    keyed.set_current_key(1)
-    state.update(value)
-    keyed.mark()
-    Side(lambda number: state.update(value)).run(100)
-    before = core_bytes(keyed)
-    Side(lambda number: state.update(value)).run(10_000)
-    assert core_bytes(keyed) <= 2 * before
 
 
 def aged_map(make: Make, live: int, expired: int, live_first: bool, **options: Any) -> Any:
@@ -273,22 +231,6 @@ def test_going_through_a_map_of_which_half_has_expired_costs_the_same_for_each_e
     assert (
         least(lambda: min(an_entry(5_000) for _ in range(2)) / min(an_entry(100) for _ in range(5))) <= LIMIT
     )
-
-
-@timed
-@pytest.mark.parametrize("way", ["exists", "is_empty"])
-@pytest.mark.parametrize("visibility", [Never, Shown], ids=["never", "shown"])
-def test_asking_whether_there_is_anything_in_a_map_does_not_walk_over_what_has_expired(
-    make: Make, way: str, visibility: Any
-) -> None:
-    def attempt() -> float:
-        sides = []
-        for expired in (200, 20_000):
-            ask = getattr(aged_map(make, 10, expired, False, state_visibility=visibility), way)
-            sides.append(Side(lambda number, ask=ask: ask()))
-        return growth(*sides)
-
-    assert least(attempt) <= LIMIT
 
 
 @timed
@@ -326,22 +268,6 @@ def test_a_sliding_window_in_a_list_costs_what_comes_and_goes(make: Make, idle: 
     assert least(attempt) <= LIMIT
 
 
-@pytest.mark.parametrize("kind", ["value", "reducing"])
-def test_a_first_batch_with_many_rows_for_each_key_takes_what_its_keys_need(make: Make, kind: str) -> None:
-    keys = np.arange(10_000)
-    taken = []
-    for rows in (1, 80):
-        keyed = make()
-        column = np.tile(keys, rows)
-        if kind == "value":
-            keyed.get_value_state(sb.ValueStateDescriptor("s", int)).update_many(column, column)
-        else:
-            keyed.get_reducing_state(sb.ReducingStateDescriptor("s", "sum", int)).add_many(column, column)
-        assert keyed.num_entries("s") == len(keys)
-        taken.append(core_bytes(keyed) / len(keys))
-    assert taken[1] <= 1.5 * taken[0]
-
-
 def test_a_state_that_has_shrunk_takes_and_costs_what_is_left(make: Make) -> None:
     """A backend that had 300,000 entries and has 1,000, and one that never had more."""
     shrunken, small = backends = make(), make()
@@ -363,26 +289,6 @@ def test_a_state_that_has_shrunk_takes_and_costs_what_is_left(make: Make) -> Non
         assert is_checked_build() or least(lambda few=few, many=many: growth(few, many)) <= LIMIT
 
 
-def test_timers_that_fired_are_forgotten_when_versions_have_been_renumbered(make: Make) -> None:
-    """Each batch registers 200 timers and fires them; there is always a mark to come back to."""
-    taken = []
-    for renumbers in (False, True):
-        keyed = make()
-        last = keyed.mark()
-        for batch in range(40):
-            for key in range(200):
-                keyed.set_current_key(key)
-                keyed.timers.register(batch)
-            if renumbers and batch % 2:
-                set_state_version(keyed.core, 2**32 - 2)
-            mark = keyed.mark()
-            assert sum(1 for _ in keyed.timers.due(batch)) == 200
-            keyed.release(last)
-            last = mark
-        taken.append(core_bytes(keyed))
-    assert taken[1] <= 2 * taken[0]
-
-
 @timed
 def test_many_batches_of_new_keys_are_nearly_as_fast_as_one(make: Make, np_rng: np.random.Generator) -> None:
     keys = np_rng.permutation(400_000)
@@ -399,28 +305,6 @@ def test_many_batches_of_new_keys_are_nearly_as_fast_as_one(make: Make, np_rng: 
     samples = [(seconds(1), seconds(20)) for _ in range(4)]
     one, many = map(min, zip(*samples, strict=True))
     assert many <= one / 0.4  # the bench measures what it is: 0.55 and more
-
-
-@timed
-def test_asking_when_a_timer_is_due_does_not_wait_for_deleted_ones(
-    make: Make,
-) -> None:
-    cold = np.ones(8 << 20)
-
-    def deleted(timers: int) -> int:
-        keyed = make()
-        for step in ("register", "delete"):
-            for time in range(timers):
-                keyed.set_current_key(time % 64)
-                getattr(keyed.timers, step)(time)
-        keyed.timers.register(timers + 1)
-        cold.sum()  # what the call reads has left the processor's caches, however little was done before
-        return spent(keyed.timers.next_due)
-
-    def attempt() -> float:
-        return min(deleted(20_000) for _ in range(4)) / min(deleted(200) for _ in range(4))
-
-    assert least(attempt) <= LIMIT
 
 
 @timed
@@ -478,26 +362,6 @@ def test_undoing_a_batch_under_a_snapshot_takes_little_longer_than_without(make:
         return taken
 
     assert least(lambda: min(undone(True) for _ in range(2)) / min(undone(False) for _ in range(2))) <= LIMIT
-
-
-def test_memory_that_one_state_has_given_back_is_there_for_another(make: Make) -> None:
-    keyed, keys = make(max_bytes=24_000_000), np.arange(400_000)
-    numbers = keyed.get_value_state(sb.ValueStateDescriptor("numbers", int))
-    texts = keyed.get_value_state(sb.ValueStateDescriptor("texts", str))
-    for part in np.array_split(keys, 10):
-        numbers.update_many(part, part)
-    numbers.clear_many(keys)
-    while keyed.core.advance(1 << 20):
-        pass
-    fitted = 0
-    try:
-        for key in range(12):
-            keyed.set_current_key(key)
-            texts.update("x" * 1_000_000)
-            fitted += 1
-    except sb.MemoryLimitError:
-        pass
-    assert fitted == 12
 
 
 def test_copies_of_map_entries_are_counted_where_they_are(make: Make) -> None:

@@ -65,24 +65,6 @@ def make(tmp_path: Path, clock: CommittedClock) -> Iterable[object]:
 Make = Callable[..., tuple[Database, ColumnFamily, ExpiryRules]]
 
 
-@pytest.mark.parametrize(("kind", "offset"), [("value", 0), ("value", 5), ("map_entry", 0), ("map_entry", 1)])
-def test_expired_values_leave_the_files_unread(
-    make: Make, clock: CommittedClock, kind: str, offset: int
-) -> None:
-    db, a, rules = make(kind, ttl=100, timestamp_offset=offset, query_every=1)
-    for i in range(1_000):
-        put(db, a, b"%04d" % i, timestamped(i, b"x" * 50, offset))
-    compacted(db)
-    assert in_files(db) == 1_000
-    size = sum(each["bytes"] for each in db.live_files())
-    clock.now = 599  # what was written at 499 and before has expired
-    compacted(db)
-    assert in_files(db) == 500
-    assert sum(each["bytes"] for each in db.live_files()) < 0.7 * size
-    assert rules.counters()["dropped_values"] == 500
-    assert dict(Iterator(a)) == {b"%04d" % i: timestamped(i, b"x" * 50, offset) for i in range(500, 1_000)}
-
-
 @pytest.mark.parametrize(
     ("timestamp", "now", "goes"),
     [
@@ -106,51 +88,6 @@ def test_the_moment_of_expiry(
         clock.now = now
     compacted(db)
     assert (in_files(db) == 0) is goes
-
-
-def test_single_elements_of_lists(make: Make, clock: CommittedClock) -> None:
-    db, a, rules = make("variable_list", ttl=100, query_every=1)
-    for key, times in ((b"mixed", (10, 300, 20, 400)), (b"dead", (1, 2)), (b"live", (500, 600))):
-        put(db, a, key, b"".join(element(t, b"%d" % t * 3) for t in times))
-    clock.now = 399
-    compacted(db)
-    assert in_files(db) == 2
-    assert elements(db.get(a, b"mixed")) == [(300, b"300300300"), (400, b"400400400")]
-    assert elements(db.get(a, b"live")) == [(500, b"500500500"), (600, b"600600600")]
-    counted = rules.counters()
-    assert (counted["dropped_elements"], counted["rewritten_lists"], counted["unreadable"]) == (4, 1, 0)
-
-
-def test_lists_of_elements_of_one_length(make: Make, clock: CommittedClock) -> None:
-    db, a, rules = make("fixed_list", ttl=100, element_bytes=12, timestamp_offset=4, query_every=1)
-    parts = [struct.pack("<iq", i, i) for i in range(100)]
-    put(db, a, b"put", b"".join(parts))
-    for part in parts:
-        merge(db, a, b"merged", part)
-    clock.now = 149
-    compacted(db)
-    for key in (b"put", b"merged"):
-        assert db.get(a, key) == b"".join(parts[50:])
-    assert rules.counters()["dropped_elements"] == 50
-    assert rules.counters()["dropped_in_merges"] >= 50
-
-
-def test_merges_append_in_order(make: Make) -> None:
-    db, a, rules = make("variable_list")
-    expected = []
-    for i in range(300):
-        parts = [(i, b"x" * (i % 5)), (i, b"y")][: 1 + i % 2]
-        merge(db, a, b"k", b"".join(element(*part) for part in parts))
-        expected += parts
-        if i % 70 == 0:
-            db.flush()
-        if i % 100 == 0:
-            db.compact(a)
-        assert elements(db.get(a, b"k")) == expected
-    compacted(db)
-    assert elements(db.get(a, b"k")) == expected
-    assert in_files(db) == 1
-    assert rules.counters()["dropped_in_merges"] == 0
 
 
 def test_without_a_time_to_live_only_empty_lists_go(make: Make, clock: CommittedClock) -> None:

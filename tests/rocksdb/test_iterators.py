@@ -39,38 +39,6 @@ def fill(db: Database) -> None:
         delete(db, a, key)
 
 
-@pytest.mark.parametrize(
-    ("bounds", "expected"),
-    [
-        ({}, KEYS),
-        ({"prefix": b"ab"}, KEYS[1:6]),
-        ({"prefix": b"ab\xff"}, KEYS[4:6]),
-        ({"prefix": b"\xff"}, KEYS[8:]),
-        ({"prefix": b"\xff\xff"}, KEYS[9:]),
-        ({"prefix": b""}, KEYS),
-        ({"prefix": b"abcd"}, []),
-        ({"lower": b"abc"}, KEYS[3:]),
-        ({"upper": b"abc"}, KEYS[:3]),
-        ({"lower": b"ab", "upper": b"ab"}, []),
-        ({"lower": b"b", "upper": b"a"}, []),
-        ({"prefix": b"ab", "lower": b"abc"}, KEYS[3:6]),
-        ({"prefix": b"ab", "lower": b"a", "upper": b"abc"}, KEYS[1:3]),
-        ({"prefix": b"\xff", "upper": b"\xff\xff"}, KEYS[8:9]),
-    ],
-)
-def test_bounds(db: Database, bounds: dict[str, bytes], expected: list[bytes]) -> None:
-    expected = sorted(expected)
-    fill(db)
-    iterator = Iterator(db.column_family("a"), **bounds)
-    assert [key for key, _ in iterator] == expected
-    assert all(value == b"v" + key for key, value in iterator)
-    for target in [b"", b"ab", b"abc", b"abd", b"c", b"\xff", b"\xff\xff\xff"]:
-        behind = [key for key in expected if key >= target]
-        assert iterator.seek(target) == bool(behind)
-        if behind:
-            assert iterator.key() == behind[0]
-
-
 def test_successors() -> None:
     assert [successor(each) for each in (b"a", b"a\xff", b"\xff\xff", b"", b"\0")] == [
         b"b",

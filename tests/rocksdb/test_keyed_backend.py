@@ -356,29 +356,6 @@ def test_counting_changes_of_marks_within_marks(make: Make, rng: random.Random) 
         keyed.close()
 
 
-def test_a_snapshot_is_of_its_moment_whatever_happens_meanwhile(make: Make) -> None:
-    keyed = make()
-    state = keyed.get_value_state(ValueStateDescriptor("s", int))
-    words = keyed.get_list_state(ListStateDescriptor("l", str))
-    state.update_many(range(500), range(500))
-    mark = keyed.mark()
-    state.update_many(range(250, 600), [-1] * 350)
-    state.clear_many(range(100))
-    words.add_many([1, 1, 2], ["a", "b", "c"])
-    expected = {key: key for key in range(100, 250)} | dict.fromkeys(range(250, 600), -1)
-    taken = keyed._take_rows()
-    state.update_many(range(700), [7] * 700)
-    keyed.rollback(mark)
-    keyed.release(mark)
-    compact(keyed, state)
-    keyed.close()
-    found = {each.name: [rows.batch for rows in each.batches] for each in taken.sections()}
-    taken.release()
-    columns = {name: batches[0].to_pydict() for name, batches in found.items()}
-    assert dict(zip(columns["s"]["key"], columns["s"]["value"], strict=True)) == expected
-    assert dict(zip(columns["l"]["key"], columns["l"]["value"], strict=True)) == {1: ["a", "b"], 2: ["c"]}
-
-
 def test_rows_come_by_key_group_also_where_the_batch_has_some(make: Make) -> None:
     keyed = make(max_parallelism=16)
     state = keyed.get_map_state(MapStateDescriptor("s", int, int))
