@@ -32,17 +32,6 @@ def test_full_checkpoints_are_reported_for_numbers_and_for_structs(
     assert min(peaks) >= 1
 
 
-def test_lists_of_operator_state_are_reported_by_type(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["bench", "operator", "--n", "1000", "--samples", "1"])
-    main()
-    rows = json.loads((tmp_path / "build/bench/checkpoint.json").read_text())["rows"]
-    assert [row["what"].split(",")[0].split(" of ")[0] for row in rows] == ["snapshot", "restore"] * 3
-    assert min(row["ours"] for row in rows) > 0
-
-
 @pytest.mark.parametrize("layout", costs.LAYOUTS)
 def test_every_layout_can_be_filled_and_read(layout: str) -> None:
     keyed, (state,) = costs.filled(1000, layout)

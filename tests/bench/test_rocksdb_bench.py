@@ -6,12 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from house_tools import ROOT
 
 from bench.rocksdb.__main__ import main
 from bench.rocksdb.maps import KINDS, Held
 from bench.rocksdb.page import main as renew
-from bench.rocksdb.page import scalars
 from bench.rocksdb.vectorised import OPERATIONS, Side, sample
 from bench.rocksdb.vectorised import main as measure_calls
 
@@ -61,16 +59,6 @@ def test_a_run_renews_the_page(tmp_path: Path) -> None:
     assert page.read_text() == text
 
 
-def test_the_real_page_has_the_blocks(tmp_path: Path) -> None:
-    page = tmp_path / "rocksdb.md"
-    page.write_text((ROOT / "docs/performance/rocksdb.md").read_text())
-    none = str(tmp_path / "none")
-    others = ["--spark-run", none, "--scalars-run", none, "--vectorised-run", none]
-    assert renew(["--run", none, *others, "--page", str(page)]) == 0
-    for name in ("maps", "scalars", "calls", "jobs"):
-        assert f"<!-- {name} -->" in page.read_text()
-
-
 def test_a_run_of_calls_renews_their_table(tmp_path: Path) -> None:
     run, page, none = tmp_path / "run.json", tmp_path / "rocksdb.md", str(tmp_path / "none")
     page.write_text("<!-- calls -->\nold\n<!-- end calls -->\n")
@@ -80,27 +68,6 @@ def test_a_run_of_calls_renews_their_table(tmp_path: Path) -> None:
     text = page.read_text()
     assert "old" not in text
     assert text.count(" × |") == len(OPERATIONS)
-
-
-def test_what_rocksdict_did_is_shown() -> None:
-    """`rocksdict` is no dependency, so this is the form of a run, and no run."""
-    rows = [
-        {
-            "what": f"get, 10,000 keys, {ours} / rocksdict, {peer}",
-            "ours": 400.0,
-            "peer": peer_ns,
-            "ratio": ratio,
-        }
-        for ours in ("ours", "ours, below a mark")
-        for peer, peer_ns, ratio in (("numbers", 1_200.0, 3.0), ("bytes", 800.0, 2.0))
-    ]
-    machine = {"processor": "a", "cores": 2, "load_average": 0.5, "python": "3.11"}
-    versions = {"statebackend": "1", "rocksdb": "2", "rocksdict": "3"}
-    lines = scalars({"machine": machine, "versions": versions, "arguments": {"samples": 5}, "rows": rows})
-    assert lines[-2:] == [
-        "| get, 10,000 keys | no mark | 400 | 1,200 | 3.00 × | 800 | 2.00 × |",
-        "| get, 10,000 keys | below a mark | 400 | 1,200 | 3.00 × | 800 | 2.00 × |",
-    ]
 
 
 def test_a_vectorised_call_that_does_something_else_is_noticed() -> None:

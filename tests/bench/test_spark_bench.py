@@ -11,7 +11,7 @@ import pytest
 from house_tools import ROOT
 
 import statebackend
-from bench.spark.__main__ import main, reason
+from bench.spark.__main__ import main
 from bench.spark.page import main as renew_page
 from bench.spark.parts import LABELS, batch_parts
 
@@ -114,16 +114,6 @@ def test_a_run_of_hosts_renews_its_own_tables_alone(tmp_path: Path) -> None:
     assert "| nanoseconds a row | whole batches | one host | two hosts | four hosts |" in table
     assert f"| {LABELS['scatter']} |  | 40000 | 40000 | 40000 |" in table
     assert f"| … {LABELS['function']} | 20 | 11 | 11 | 11 |" in table
-
-
-def test_the_reason_is_that_of_the_worker_that_died() -> None:
-    stderr = (
-        "ImportError: cannot import name 'descriptor'\n\tat org.apache.spark\n"
-        "pyspark.errors.StreamingQueryException: [STREAM_FAILED] Query terminated\nLogical Plan:\n+- x\n"
-    )
-    assert reason(stderr) == "ImportError: cannot import name 'descriptor'"
-    assert reason("pyspark.errors.X.FirstError: what\n") == "pyspark.errors.X.FirstError: what"
-    assert reason("killed") == "killed"
 
 
 def test_figures_and_help(capsys: pytest.CaptureFixture[str]) -> None:

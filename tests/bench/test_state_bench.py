@@ -5,8 +5,6 @@ The tests that start a JVM are skipped without a JDK or without Flink in the cac
 
 from __future__ import annotations
 
-import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 from house_tools import ROOT
 
 from bench.common.report import Report
-from bench.flink import BACKEND_OPS, FlinkPeer, PeerFailed, random_keys
+from bench.flink import BACKEND_OPS, random_keys
 from bench.state.__main__ import main
 from bench.state.lockstep import Flink, Local, Rounds, WrongResult, make_local, take_turns
 from bench.state.operations import OPERATIONS, contents
@@ -56,30 +54,6 @@ class TestTurns:
             assert timing.operations == N * OPERATIONS[name].per_key
             assert timing.mops == pytest.approx(1e3 / timing.ns_per_operation)
 
-    def test_keys_are_filled_and_read_in_parts(self, monkeypatch):
-        given = rounds()
-        whole = [local("map_update", "dict", given).contents() for _ in range(2)]
-        monkeypatch.setattr("bench.state.operations.PART", 7)
-        assert [local("map_update", "dict", given).contents()] * 2 == whole
-
-    def test_time_to_live_changes_no_result(self):
-        given = rounds()
-        for ttl in ("default", "no_cleanup"):
-            take_turns("value_update", {"ours": local("value_update", "reference", given, ttl)}, given)
-
-    def test_scattered_keys_change_no_result_and_lie_in_no_order(self):
-        given = rounds(scattered=True)
-        one = local("value_rmw", "reference", given)
-        (keys,) = one.prepare(0)
-        steps = {id(b) - id(a) for a, b in itertools.pairwise(keys)}
-        assert len(steps) > N // 10
-        take_turns("value_rmw", {"ours": one, "dict": local("value_rmw", "dict", given)}, given)
-
-    def test_several_passes_count_as_operations(self):
-        given = rounds(passes=4)
-        timings = take_turns("value_rmw", {"dict": local("value_rmw", "dict", given)}, given)
-        assert timings["dict"].operations == 4 * N
-
     @pytest.mark.parametrize("name", OPERATIONS)
     def test_one_other_number_in_the_state_is_noticed(self, name):
         operation = OPERATIONS[name]()
@@ -95,13 +69,6 @@ class TestTurns:
         with pytest.raises(WrongResult, match="the state of dict"):
             take_turns("value_update", {"dict": wrong}, given)
 
-    def test_a_contender_that_reads_other_values_is_noticed(self):
-        given = rounds()
-        wrong = local("value_get", "dict", given)
-        wrong.subject.plain[int(given.keys[7])] += 1
-        with pytest.raises(WrongResult, match="read other values"):
-            wrong.run_round(0)
-
 
 def one_that_fails() -> Any:
     class Failing:
@@ -112,11 +79,6 @@ def one_that_fails() -> Any:
 
 
 class TestProcesses:
-    def test_a_contender_in_a_process_of_its_own_is_the_same(self):
-        given = rounds()
-        with OwnProcess(make_local, "value_rmw", "reference", given) as ours:
-            take_turns("value_rmw", {"ours": ours, "dict": local("value_rmw", "dict", given)}, given)
-
     def test_what_goes_wrong_there_is_raised_here(self):
         with OwnProcess(one_that_fails) as failing, pytest.raises(WrongResult, match="round 3"):
             failing.run_round(3)
@@ -135,25 +97,6 @@ class TestFlink:
         assert timings["Flink"].nanos == pytest.approx([ms * 1e6 for ms in measured["samples_ms"]])
         assert timings["Flink"].details["gc"] == "G1"
 
-    def test_a_session_that_is_left_early_ends_its_jvm(self, peer):
-        with peer.session("value_get", random_keys(N), **SMALL) as session:
-            session.run_round()
-        assert session._process.returncode is not None
-
-    def test_more_rounds_than_there_are_is_an_error(self, peer):
-        with peer.session("value_get", random_keys(N), **{**SMALL, "samples": 1, "warmup": 0}) as session:
-            session.run_round()
-            with pytest.raises(PeerFailed, match="out of step"):
-                session.run_round()
-
-    def test_a_round_that_takes_too_long_is_ended(self, peer):
-        impatient = FlinkPeer(peer.cache, download=False, timeout=0.01)
-        with (
-            pytest.raises(PeerFailed, match="ran longer than"),
-            impatient.session("value_get", random_keys(N), **SMALL),
-        ):
-            pass
-
 
 class TestReport:
     def test_targets_are_met_or_not(self, capsys):
@@ -164,15 +107,6 @@ class TestReport:
         report.row("P1", "alone", 1.0, "M ops/s", target=1.3)
         assert [row["met"] for row in report.rows] == [True, False, True, None]
         assert "NOT MET" in capsys.readouterr().out.splitlines()[1]
-
-    def test_an_unknown_figure_is_refused(self, capsys):
-        with pytest.raises(SystemExit):
-            main(["P99"])
-        assert "no such figure: P99" in capsys.readouterr().err
-
-    def test_an_unknown_backend_is_refused(self, capsys):
-        assert main(["P1", "--backend", "none"]) == 1
-        assert "there is no backend 'none'" in capsys.readouterr().err
 
 
 class TestPage:
@@ -186,21 +120,3 @@ class TestPage:
         assert "| 50 keys, in cache |" in text
         assert "| value: get, no cleanup | 200 |" in text
         assert (tmp_path / "state.svg").read_text(encoding="utf-8").startswith("<?xml")
-
-    def test_figures_that_were_not_measured_keep_their_tables(self, run, tmp_path):
-        content = json.loads(run.read_text())
-        content["rows"] = [row for row in content["rows"] if row["figure"] == "P8"]
-        only = tmp_path / "only.json"
-        only.write_text(json.dumps(content))
-        page = tmp_path / "state.md"
-        page.write_text("<!-- P1 -->\nold\n<!-- end P1 -->\n<!-- P8 -->\nold\n<!-- end P8 -->\n")
-        renew_page(["--run", str(only), "--page", str(page)])
-        text = page.read_text(encoding="utf-8")
-        assert text.startswith("<!-- P1 -->\nold\n<!-- end P1 -->")
-        assert text.count("old") == 1
-
-    def test_a_page_without_the_block_is_refused(self, run, tmp_path):
-        page = tmp_path / "state.md"
-        page.write_text("nothing\n")
-        with pytest.raises(ValueError, match="the page has no block P1"):
-            renew_page(["--run", str(run), "--page", str(page)])

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from house_tools import ROOT
 
-from bench.flink import SERVICE_OPS, TYPE_OPS, FlinkPeer, random_keys
+from bench.flink import TYPE_OPS, FlinkPeer, random_keys
 from bench.state.__main__ import main
-from bench.state.by_type import KEY_TYPES, TIMERS, Memory, Timers
+from bench.state.by_type import KEY_TYPES, TIMERS, Memory
 from bench.state.kinds import KINDS
 from bench.state.lockstep import Flink, Rounds, WrongResult, in_turns
 from bench.state.processes import OwnProcess
@@ -110,13 +110,6 @@ class TestOurs:
         with pytest.raises(WrongResult, match="read other values"):
             ours.run_round(0)
 
-    def test_a_key_too_many_is_noticed(self):
-        ours = contender("map_put", "string")
-        ours.keyed.set_current_key(-1)
-        ours.put(-1)
-        with pytest.raises(WrongResult, match="another number of keys"):
-            ours.run_round(0)
-
     @pytest.mark.parametrize("role", ["value", "key"])
     def test_an_entry_takes_at_least_what_is_in_it(self, role):
         arguments = role, "struct<a:bigint,b:bigint>", random_keys(60_000), "heap", 16
@@ -147,16 +140,6 @@ class TestFlink:
         assert operation in TYPE_OPS
         self.assert_same(peer, operation, kind)
 
-    def test_the_timers_of_all_keys_fire(self, peer):
-        given = rounds()
-        assert tuple(name for _, name in TIMERS.values()) == SERVICE_OPS
-        for operation, (_, name) in TIMERS.items():
-            with flink(peer, name, suite="timers") as session:
-                sides = {"Flink": Flink(session), "ours": Timers(operation, given, "heap", 16)}
-                checksums = dict.fromkeys(sides, int(given.keys.sum()))
-                timings = in_turns(operation, sides, given, N, checksums)
-            assert timings["Flink"].details["gc"] == "G1"
-
     @staticmethod
     def assert_same(peer: FlinkPeer, operation: str, kind: str) -> None:
         given = rounds()
@@ -164,29 +147,6 @@ class TestFlink:
             sides = {"Flink": Flink(session), "ours": contender(operation, kind)}
             checksums = dict.fromkeys(sides, expected(operation, kind, given))
             in_turns(operation, sides, given, N, checksums)
-
-    def test_the_heap_of_entries_counts_the_objects_in_them(self, peer):
-        keys = random_keys(20_000)
-        settings = {"key_groups": 16, "heap": "256m"}
-        of_values, of_keys = (
-            {
-                kind: peer.run_type_bytes(role, kind, keys, **settings)["bytes_per_entry"]
-                for kind in ("bigint", STRUCT)
-            }
-            for role in ("value", "key")
-        )
-        # A row, its array, and a string of two objects: 128 bytes for the 16 or 24 of a Long.
-        for found in (of_values, of_keys):
-            assert 50 < found["bigint"] < 200
-            assert 80 < found[STRUCT] - found["bigint"] < 200
-
-    def test_the_role_of_a_type_is_checked(self, peer):
-        with pytest.raises(ValueError, match="unknown: map_key"):
-            peer.run_type_bytes("map_key", "bigint", random_keys(N))
-
-    def test_an_operation_of_another_suite_is_refused(self, peer):
-        with pytest.raises(ValueError, match="unknown: value_rmw"), flink(peer, "value_rmw", suite="types"):
-            pass
 
 
 class TestRun:
@@ -201,17 +161,6 @@ class TestRun:
         assert {figure: len(found) for figure, found in by_figure.items()} == counts
         assert {row["operation"] for row in rows if "operation" in row} == {*TYPED, *TIMERS}
         assert all(row["ours"] > 0 for row in rows if row["figure"] != "memory-by-type")
-
-    def test_only_keys_that_are_neither_bigint_nor_string_have_a_limit(self, run):
-        rows = [
-            row for row in json.loads(run.read_text())["rows"] if row.get("operation", "").startswith("key_")
-        ]
-        assert {row["type"] for row in rows if row["target"] is not None} == {STRUCT}
-
-    def test_a_time_over_its_limit_is_not_met(self, run):
-        rows = [row for row in json.loads(run.read_text())["rows"] if row["peer_name"] == "the limit"]
-        for row in rows:
-            assert row["met"] is (None if row["peer"] is None else row["ours"] <= row["peer"])
 
     @pytest.mark.parametrize(
         ("arguments", "complaint"),

@@ -299,15 +299,6 @@ def test_a_restart_between_any_two_steps_changes_nothing(backend: str) -> None:
         assert given == [("a", 1), ("b", 5), ("a", 3), ("b", 6), ("a", 6)]
 
 
-def test_operator_state_comes_back_too(backend: str) -> None:
-    with Harness(Buffering(), int, key="n", backend=backend) as harness:
-        given = []
-        for n in range(1, 8):
-            given += harness.process_batch([{"n": n}])
-            harness.restart()
-        assert given == [(1, 2, 3), (4, 5, 6)]
-
-
 def test_back_to_an_older_checkpoint_and_on_from_there(backend: str) -> None:
     with Harness(Total(), str, backend=backend) as harness:
         harness.process_element("a", {"amount": 1})

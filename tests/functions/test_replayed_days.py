@@ -89,39 +89,3 @@ def test_windows_and_sessions_are_those_of_the_live_day(
     if function is Sessions:
         assert wanted.watermark is not None
         assert [tuple(row) for row in wanted.rows] == sessions_of(events, wanted.watermark)
-
-
-class UsualTest(sb.KeyedProcessFunction):
-    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
-        assert ctx.timestamp is not None
-        if ctx.watermark is not None and ctx.timestamp < ctx.watermark:
-            ctx.metrics.counter("late").inc()
-            return
-        yield ctx.current_key, ctx.timestamp, [row.number]
-
-
-@pytest.mark.parametrize("batches", [1, 20, 100])
-def test_the_usual_test_of_lateness_drops_late_rows(backend: str, batches: int, rng: random.Random) -> None:
-    events = day(rng, 200, ordered_by_user=False)
-    for delay in (DELAY, DELAY // 20):
-        late, newest = set(), None
-        for batch in cut(events, batches):
-            late |= {event.number for event in batch if newest is not None and event.at < newest - delay}
-            newest = max([each for each in (newest, *(event.at for event in batch)) if each is not None])
-        assert bool(late) == (delay < DELAY and batches > 1)
-        on_time = sorted({event.number for event in events} - late)
-        for function, handling in ((UsualTest(), "keep"), (Everything(), "drop")):
-            event_time = EventTime("at", delay=delay, late=handling)
-            with Harness(
-                function, str, key="user", schema=SCHEMA, event_time=event_time, backend=backend
-            ) as harness:
-                rows = [
-                    row for batch in cut(events, batches) for row in harness.process_batch(table_of(batch))
-                ]
-                assert harness.metrics.values().get("late", 0) == (len(late) if handling == "keep" else 0)
-            assert sorted(row[2][0] for row in rows) == on_time
-
-
-class Everything(sb.KeyedProcessFunction):
-    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
-        yield ctx.current_key, ctx.timestamp, [row.number]

@@ -135,25 +135,3 @@ def test_doctests(folder: str) -> None:
                 runner.run(test)
             seen.add(test.docstring)
     assert runner.failures == 0
-
-
-def test_a_page_that_breaks_is_found() -> None:
-    good = "text\n\n```python\nx = 1\n```\n\n```console\n$ not python\n```\n\n```python\nassert x == 1\n```\n"
-    assert run_page(good, "page") == 2
-    with pytest.raises(NameError, match="y"):
-        run_page("```python\ny\n```\n", "page")
-    with pytest.raises(AssertionError, match="without a reason"):
-        run_page("<!-- not run: -->\n```python\nx\n```\n", "page")
-    with pytest.raises(AssertionError, match="without a reason"):
-        run_page("<!-- skipped: for no reason at all -->\n```python\nx\n```\n", "page")
-    with pytest.raises(AssertionError, match="no options of a fence"):
-        run_page("```python skip\nx\n```\n", "page")
-    with pytest.raises(AssertionError, match="Expected"):
-        run_page("```python\nx = 1\n```\n\n```pycon\n>>> x\n2\n```\n", "page")
-    with pytest.raises(AssertionError, match="without a prompt"):
-        run_page("```pycon\nx\n```\n", "page")
-    assert run_page("```pycon\n>>> x = 1\n```\n\n```pycon\n>>> x\n1\n```\n", "page") == 2
-    assert run_page("<!-- not run: needs a cluster of three -->\n\n```python\nx\n```\n", "page") == 0
-    assert run_page("<!-- with Spark: tests/spark/test_a.py -->\n```python\nx\n```\n", "page") == 0
-    with pytest.raises(ZeroDivisionError, match="division"):
-        run_page("1. item\n\n   ```python\n   1 / 0\n   ```\n", "page")

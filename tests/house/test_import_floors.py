@@ -341,32 +341,3 @@ def test_a_violation_is_found(tmp_path: Path, name: str, text: str, complaint: s
     write_package(tmp_path, {name: text})
     found = "\n".join(violations(tmp_path / "statebackend" / name, tmp_path))
     assert complaint in found
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("keys/a.py", "from statebackend.errors import UsageError\nimport statebackend.types\n"),
-        (
-            "state/a.py",
-            '"""import pyspark"""\nimport os, numpy as np\nfrom . import b\nfrom .. import types\n',
-        ),
-        (
-            "_core/tables/cow_map.pyx",
-            "cimport cython\nfrom libc.stdint cimport (\n    int64_t,  # a\n    uint32_t,\n)\n"
-            "from statebackend._core.memory.arena cimport A\nfrom . cimport state_core\n"
-            "from statebackend.errors import UsageError\n",
-        ),
-        (
-            "_core/tables/state_core.pyx",
-            "def f():\n  from statebackend._core.snapshots.snapshot_view import SnapshotView\n",
-        ),
-        ("state/a.py", "from statebackend.types import Type, convert\n"),
-        ("checkpoint/__init__.py", "from statebackend.checkpoint.store.manifest import M\n"),
-        ("spark/driver.py", "import pyspark.sql\nfrom ..runtime import run\nfrom .rows import r\n"),
-    ],
-)
-def test_what_is_allowed_passes(tmp_path: Path, name: str, text: str) -> None:
-    write_package(tmp_path, SAMPLE)
-    write_package(tmp_path, {name: text})
-    assert violations(tmp_path / "statebackend" / name, tmp_path) == []
