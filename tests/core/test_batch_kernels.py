@@ -465,7 +465,7 @@ def test_lists_of_a_mark_that_was_rolled_back() -> None:
     assert offsets.tolist() == [0, 101, 101]
     assert elements.tolist() == [*range(100), 7]
     with pytest.raises(UsageError):
-        gather_kernels.values_at(table, np.zeros(1, dtype=np.uint32))
+        gather_kernels.no_values(table, 1)
     with pytest.raises(UsageError):
         gather_kernels.lists_at(StateTable(core), np.zeros(1, dtype=np.uint32))
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
-from map_model import reduce_many
 from twin.cow_map import LAST_VERSION
 from twin.implementations import contents, implementation, slots, view_contents
 
-from statebackend._core.core_probe import StateTable, set_state_version
-from statebackend._core.tables.state_core import StateCore
+from statebackend._core.core_probe import set_state_version
 
 __all__ = ["implementation"]
 
@@ -95,20 +92,3 @@ def test_random_histories_with_many_renumberings(implementation, seed):
         for view, expected in views:
             assert view_contents(view, table) == expected
         table._check()
-
-
-def test_calls_that_tell_the_touched_keys_survive_renumbering():
-    """A key is told once, also when the counter begins again within the call; a snapshot keeps what it shows."""
-    keys = np.array([3, 5, 3, 9, 5])
-    core = StateCore()
-    table = StateTable(core, value="long")
-    reduce_many(table, keys, keys, "sum")
-    view = core.snapshot()
-    shown = table.rows_in(view)
-    for below in range(3, -1, -1):
-        set_state_version(core, LAST_VERSION - below)
-        _, told, _ = reduce_many(table, keys, keys, "sum", return_touched=True)
-        assert sorted(told.tolist()) == [3, 5, 9]
-        table._check()
-    assert core.metrics()["state_version"] < 50
-    assert table.rows_in(view) == shown

@@ -69,7 +69,7 @@ cdef struct Batch:
     int64_t n_touched
     uint32_t untouched_below             # the version of the call: the call has not written older entries
     uint16_t *touched_groups             # the key groups of `touched`; NULL if the lanes leave them in order
-    Touch *in_order                      # the touched keys by key group; `touched` itself if the lanes leave them in order
+    Touch *in_order                      # the touched keys by key group; `touched` itself if that is in order
     int64_t *touched_keys                # NULL: keys of bytes
     char *touched_values                 # stored values, of bytes their addresses
     # The chunk in work: rows first..first+size, sorted by key group.

@@ -1,7 +1,4 @@
-"""Gathers entries into columns that Arrow can share: the values of slots and the elements of lists, in order.
-
-Slots come from the preceding batch call, and are valid until the next one.
-"""
+"""Gathers lists into columns that Arrow can share. Slots come from the batch call before, and end with the next one."""
 
 import numpy as np
 
@@ -22,49 +19,19 @@ cdef enum:
     AHEAD = 24                           # entries are prefetched this many rows ahead
 
 
-def values_at(StateTable table not None, slots):
-    """The values in slots: an array, rows of bytes, or (offsets, data); zero or nothing for slot 0.
+def no_values(StateTable table not None, int64_t n):
+    """The values of `n` keys that have none: zeros, rows of zeros, or (offsets, data) without bytes.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable
-    >>> table = StateTable(StateCore(), value="bytes")
-    >>> table.put(5, b"abc")
-    >>> from statebackend._core.kernels.batch_kernels import find_many
-    >>> values_at(table, find_many(table, np.array([4, 5])))
-    (array([0, 0, 3]), array([97, 98, 99], dtype=uint8))
+    >>> no_values(StateTable(StateCore(), value="long"), 2)
+    array([0, 0])
     """
-    cdef const uint32_t[::1] by_row = slots
-    cdef int64_t n = len(slots), i
-    cdef uint32_t width = table.table.layout.value_width
-    cdef Table *t = table.table
-    cdef char *source
-    cdef char *out
-    cdef uint64_t[::1] blobs
     if table.value_code >= CODE_OBJECT:
         raise UsageError("objects, lists and anchors are not read in batches")
     if table.value_code == CODE_BLOB:
-        found = np.zeros(max(n, 1), dtype=np.uint64)
-        blobs = found
-        with nogil:
-            for i in range(n):
-                if i + AHEAD < n and by_row[i + AHEAD]:
-                    prefetch(value_of(t, entry_at(t.core, by_row[i + AHEAD])))
-                if by_row[i]:
-                    blobs[i] = (<uint64_t *>value_of(t, entry_at(t.core, by_row[i])))[0]
-        return blobs_of(found[:n])
-    values = np.zeros((n, width), dtype=np.uint8)
-    if n:
-        out = <char *>address_of(values.reshape(-1))
-        with nogil:
-            for i in range(n):
-                if i + AHEAD < n and by_row[i + AHEAD]:
-                    prefetch(value_of(t, entry_at(t.core, by_row[i + AHEAD])))
-                if by_row[i]:
-                    source = value_of(t, entry_at(t.core, by_row[i]))
-                    if width == 8:
-                        (<uint64_t *>(out + 8 * i))[0] = (<uint64_t *>source)[0]
-                    else:
-                        memcpy(out + width * i, source, width)
+        return np.zeros(n + 1, dtype=np.int64), np.empty(0, dtype=np.uint8)
+    values = np.zeros((n, table.table.layout.value_width), dtype=np.uint8)
     return values if table.value_code == CODE_RAW else values.view(DTYPES[table.value_code]).reshape(-1)
 
 
@@ -73,7 +40,9 @@ cdef void *address_of(uint8_t[::1] data) noexcept:
 
 
 def lists_at(StateTable table not None, slots):
-    """The lists in slots: the offsets of each, and all elements in the form of `values_at`. Slot 0 is an empty list.
+    """The lists in slots: the offsets of each, and all elements as an array, rows of bytes, or (offsets, data).
+
+    Slot 0 is an empty list.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable

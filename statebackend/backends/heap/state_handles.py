@@ -240,8 +240,7 @@ class HeapSingleColumns(HeapColumns, SingleColumns):
         """Values in stored form, and a mask of the keys that were found."""
         table = self._table(part)
         if table is None:
-            nothing = np.zeros(len(part), dtype=np.uint32)
-            return gather_kernels.values_at(self.plain, nothing), nothing != 0
+            return gather_kernels.no_values(self.plain, len(part)), np.zeros(len(part), dtype=bool)
         if self.ttl:
             before = len(table)
             found = ttl_kernels.read_many(
@@ -389,8 +388,9 @@ class HeapMapState(MapTableHandle, HeapColumns, MapColumns):
 
     def _read(self, part: TableCall, inner: Any) -> tuple[Any, Array]:
         if self._table(part) is None:
-            nothing = np.zeros(len(part), dtype=np.uint32)
-            return gather_kernels.values_at(self.plain_map.entries, nothing), nothing != 0
+            return gather_kernels.no_values(self.plain_map.entries, len(part)), np.zeros(
+                len(part), dtype=bool
+            )
         expiry = {**self._removal(part), **self._expiry(part)} if self.ttl else {}
         maps = self._map(part)
         before = len(maps)
