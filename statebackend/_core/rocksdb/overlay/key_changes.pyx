@@ -83,7 +83,7 @@ cdef class KeyChanges:
         cdef Noted *entry
         while self.slots[at]:
             entry = &self.entries[self.slots[at] - 1]
-            if entry.hash == hash and entry.size == n and memcmp(self.keys.data + entry.at, key, n) == 0:
+            if entry.hash == hash and entry.size == n and (n == 0 or memcmp(self.keys.data + entry.at, key, n) == 0):
                 break
             at = (at + 1) & (self.n_slots - 1)
         return &self.slots[at]
