@@ -253,6 +253,8 @@ CLOUD = ["obstore>=0.10"]
 DELTA = ["deltalake>=1.2"]
 #: Progress for Prometheus.
 METRICS = ["prometheus-client>=0.20"]
+#: The peers of whole batches: the tests run them, too.
+FRAMES = ["duckdb>=1.4", "polars>=1.30"]
 #: What the tests without Spark need: where a package of these is missing, tests fail.
 #: mypy: its stubtest checks the hand-kept stubs of the compiled modules; and with pyright, how handles are typed.
 #: pyright fetches its own program when it first runs; where it cannot, that test is skipped.
@@ -262,6 +264,7 @@ METRICS = ["prometheus-client>=0.20"]
 #: matplotlib: it draws the pages of the benchmarks. Cython and setuptools: two tests build a package without isolation.
 TEST_WITHOUT_SPARK = [
     *CLOUD,
+    *FRAMES,
     "pytest>=8",
     "pytest-xdist>=3.6",
     "hypothesis>=6.100",
@@ -283,6 +286,7 @@ BENCH = [
     *SPARK,
     *CONNECT,
     *DELTA,
+    *FRAMES,
     "pytest>=8",
     "pytest-benchmark>=5",
     "psutil>=6",
