@@ -116,6 +116,18 @@ def test_any_history_of_commits_aborts_and_rollbacks_restores_to_memory(
     assert left == named
 
 
+def test_key_groups_are_cut_where_a_batch_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_backend, "BATCH_ROWS", 6)
+    ranges = {
+        (3, 3): [(10, 11)],
+        (3, 0, 3, 3, 2): [(10, 12), (13, 14)],
+        (0, 13, 6): [(11, 11), (12, 12)],
+        (0, 0): [],
+    }
+    for sizes, expected in ranges.items():
+        assert list(compiled_backend.group_ranges(np.array(sizes), 10)) == expected
+
+
 @pytest.mark.stress
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
 def test_snapshots_under_writes_are_exact(tmp_path: Path, backend: str, np_rng: np.random.Generator) -> None:
