@@ -40,7 +40,7 @@ _ROWS_OF_A_PART = 4096
 
 
 class _DistinctKeys(NamedTuple):
-    """The distinct keys and namespaces of a call, by key group, in a group in the order of their first rows."""
+    """The distinct keys and namespaces of a call, in the order of their first rows."""
 
     keys: Any
     #: None: the call names no namespaces.
@@ -142,12 +142,12 @@ class RocksDbAddingState(RocksDbSingleState, AddingColumns):
         self, call: VectorisedCall, column: Column, plan: AddPlan, return_changed: bool
     ) -> tuple[Any, ...] | None:
         touched = _touched(call.keys, call.namespaces)
-        touched = touched.chosen(np.argsort(self._backend.groups_of(touched.keys), kind="stable"))
         with self._backend.column_call():
             self._note_namespace(call.namespaces)
             table = self._added(call, column, plan, touched)
             if not return_changed:
                 return None
+            touched = touched.chosen(np.argsort(self._backend.groups_of(touched.keys), kind="stable"))
             accumulators, found = batch_kernels.get_many(table, touched.keys, namespace=touched.numbers)
         keys, results = decoded_keys(self._backend._encoder, touched.keys), self._shown(accumulators, found)
         return (keys, results) if touched.spaces is None else (keys, touched.spaces.shown(), results)
