@@ -1,1 +1,1 @@
-"""The whole batch beside DuckDB and Polars: a sum and a count for each key, whose new values a batch returns."""
+"""Compares a sum and a count for each key with DuckDB and Polars: each batch returns the new values."""

@@ -1,4 +1,4 @@
-"""Measures whole batches beside DuckDB and Polars: ``python -m bench.frames``.
+"""Compares whole batches with DuckDB and Polars: ``python -m bench.frames``.
 
 P26: each batch is added to a sum and a count of each key, the new values of the keys that it touches are returned,
 and in the durable half it is durable before the next batch begins. P27: `add_many` with changed keys against

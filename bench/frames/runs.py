@@ -1,4 +1,4 @@
-"""One run of one form, in a process of its own: batches back to back, whose results are checked afterwards."""
+"""Runs one form in a separate process: batches without a pause. It checks their results afterwards."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Expected:
 
 
 def check(found: Any, wanted: pa.Table) -> None:
-    """Compare whole tables, whatever the order of their rows."""
+    """Compare whole tables; the order of their rows may differ."""
     if not all(np.array_equal(*each) for each in zip(_sorted(found), _sorted(wanted), strict=True)):
         raise AssertionError("the sums and counts are not what numpy computes")
 
@@ -135,7 +135,7 @@ def _digest(table: Any) -> tuple[int, ...]:
 def run(
     contender: str, form: str, cell: Cell, batches: int, warmup: int, seed: int, folder: str | None
 ) -> dict[str, Any]:
-    """Run batches one after the other, and check what each returned, and what is there at the end."""
+    """Run batches one after the other. Check the result of each batch, and the state at the end."""
     kind, inputs = forms(contender, cell.durable)[form], made(cell, batches + warmup, seed)
     columns, digests, before_it = columns_of(inputs), [], memory()
     subject, most, changed = kind(folder, cell.threads), 0, None
@@ -228,7 +228,7 @@ def changed_against_without(
 
 
 def apart(threads: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a process of its own, which has so many processors and ends without closing anything."""
+    """Call a function in a separate process with so many processors. The process ends without closing anything."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_alone, args=(theirs, threads, function, arguments))
