@@ -2,15 +2,8 @@
 
 from statebackend.keys import key_groups
 from statebackend.keys.columns import (
-    AssignedWindows,
     Columnar,
-    TimeColumn,
     as_columnar,
-    time_column,
-    without_dictionary,
-)
-from statebackend.keys.encoders import KeyEncoder, key_encoder
-from statebackend.keys.key_batches import (
     byte_runs_of,
     canonical_batch,
     canonical_column,
@@ -22,7 +15,9 @@ from statebackend.keys.key_batches import (
     runs_of_list,
     take_rows,
     wide_decimals_of,
+    without_dictionary,
 )
+from statebackend.keys.encoders import KeyEncoder, key_encoder
 from statebackend.keys.key_groups import MAX_PARALLELISM, KeyGroupRange, key_group_of, range_for, spark_hash
 from statebackend.keys.namespaces import (
     ALL_NAMESPACES,
@@ -35,6 +30,7 @@ from statebackend.keys.namespaces import (
     namespace_column,
     readable_namespaces,
 )
+from statebackend.keys.time_columns import AssignedWindows, TimeColumn, time_column
 
 __all__ = [
     "ALL_NAMESPACES",

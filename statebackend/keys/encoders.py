@@ -27,8 +27,19 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
-from statebackend.keys import key_batches
-from statebackend.keys.columns import ByteRuns, as_columnar, encode_each, without_views
+from statebackend.keys.columns import (
+    ByteRuns,
+    arrow_of_byte_runs,
+    arrow_of_ints,
+    as_columnar,
+    byte_runs_of,
+    canonical_list,
+    checked_runs,
+    encode_each,
+    ints_of,
+    runs_of_list,
+    without_views,
+)
 from statebackend.keys.key_groups import key_group_of, spark_hash
 from statebackend.types import DecimalType, RowType, TupleType, Type, of, record_builder, record_reader
 
@@ -136,14 +147,14 @@ class IntKeyEncoder(KeyEncoder):
 
     def encode_many(self, keys: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         columnar = as_columnar(keys)
-        result = key_batches.ints_of(columnar, self.declared_type)
+        result = ints_of(columnar, self.declared_type)
         if result is None:
             encoded = encode_each(columnar, self.encode)
             result = np.fromiter(encoded, dtype=np.int64, count=len(encoded))
         return result
 
     def decode_many(self, canonical: Any) -> pa.Array:
-        return key_batches.arrow_of_ints(np.ascontiguousarray(canonical, dtype=np.int64), self.declared_type)
+        return arrow_of_ints(np.ascontiguousarray(canonical, dtype=np.int64), self.declared_type)
 
 
 class BytesKeyEncoder(KeyEncoder):
@@ -172,11 +183,11 @@ class BytesKeyEncoder(KeyEncoder):
 
     def encode_many(self, keys: Any) -> ByteRuns:
         columnar = as_columnar(keys)
-        result = key_batches.byte_runs_of(columnar, self.declared_type)
-        return key_batches.runs_of_list(encode_each(columnar, self.encode)) if result is None else result
+        result = byte_runs_of(columnar, self.declared_type)
+        return runs_of_list(encode_each(columnar, self.encode)) if result is None else result
 
     def decode_many(self, canonical: ByteRuns) -> pa.Array:
-        return key_batches.arrow_of_byte_runs(*key_batches.checked_runs(canonical), self.declared_type)
+        return arrow_of_byte_runs(*checked_runs(canonical), self.declared_type)
 
 
 class CompositeKeyEncoder(KeyEncoder):
@@ -282,9 +293,9 @@ class CompositeKeyEncoder(KeyEncoder):
             except (SerializationError, OverflowError):
                 found = None  # positions count present values only, so the scalar encoder must name the row
             if found is not None:
-                return key_batches.runs_of_list(found)
+                return runs_of_list(found)
             encode = lambda key: self.encode(plain_key(self, key))  # noqa: E731
-        return key_batches.runs_of_list(encode_each(columnar, encode))
+        return runs_of_list(encode_each(columnar, encode))
 
     def _encode_structs(self, structs: pa.Array) -> list[bytes] | None:
         """Struct keys, none of them null, by whole fields; None if the scalar encoder must look. O(rows x fields)."""
@@ -306,14 +317,14 @@ class CompositeKeyEncoder(KeyEncoder):
                 if encoded is None:
                     return None
             else:
-                canonical = key_batches.canonical_list(part.encode_many(kept))
+                canonical = canonical_list(part.encode_many(kept))
                 encoded = [_field_bytes(part, each) for each in canonical]
             present = iter(encoded)
             columns.append([b"\1" + next(present) if there else b"\0" for there in are_there.to_pylist()])
         return list(map(b"".join, zip(*columns, strict=True)))
 
     def decode_many(self, canonical: ByteRuns) -> pa.Array:
-        keys = key_batches.canonical_list(key_batches.checked_runs(canonical))
+        keys = canonical_list(checked_runs(canonical))
         return self._arrow_of([self._parsed(key, True) for key in keys])
 
     def _arrow_of(self, keys: Sequence[list[Any] | None]) -> pa.Array:
@@ -325,9 +336,7 @@ class CompositeKeyEncoder(KeyEncoder):
                 children.append(part._arrow_of(column))
                 continue
             kept = [field for field in column if field is not None]
-            array = part.decode_many(
-                np.array(kept, np.int64) if part.kind == "int" else key_batches.runs_of_list(kept)
-            )
+            array = part.decode_many(np.array(kept, np.int64) if part.kind == "int" else runs_of_list(kept))
             if len(kept) < len(column):
                 row = count()
                 places = [None if field is None else next(row) for field in column]

@@ -20,15 +20,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
-from statebackend.keys.columns import (
-    WINDOW,
-    AssignedWindows,
-    ByteRuns,
-    as_columnar,
-    windows_of,
-    without_views,
-)
-from statebackend.keys.key_batches import runs_of_list, take_rows
+from statebackend.keys.columns import ByteRuns, as_columnar, runs_of_list, take_rows, without_views
+from statebackend.keys.time_columns import WINDOW, AssignedWindows, windows_of
 
 
 class _Sentinel:
