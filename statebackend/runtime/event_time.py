@@ -14,6 +14,7 @@ from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.errors import UsageError
 from statebackend.keys import TimeColumn, time_column
 from statebackend.types import is_not_a_time
+from statebackend.units import Duration, milliseconds
 
 TIMERS = ("after_batch", "in_order")
 _EVENT_TIME = "the event-time column"
@@ -35,9 +36,9 @@ class EventTime:
     ahead of the clock does not move the watermark, and its row goes the way of a late one. When no row with a time has
     come for ``idle_after``, the watermark follows the clock, at a distance of ``idle_after`` and ``delay``; that is for
     rows whose times are those of the clock, and not for a replay of older ones. ``delay``, ``max_ahead`` and
-    ``idle_after`` are a `datetime.timedelta` or milliseconds.
+    ``idle_after`` are durations: a `datetime.timedelta`, milliseconds, or a text such as ``"10 minutes"``.
 
-    >>> EventTime("at", delay=datetime.timedelta(minutes=1), late="drop").delay
+    >>> EventTime("at", delay="1 minute", late="drop").delay
     60000
     >>> EventTime("at", timers="sometimes")
     Traceback (most recent call last):
@@ -45,22 +46,21 @@ class EventTime:
     """
 
     column: str
-    delay: int | datetime.timedelta = 0
+    delay: Duration = 0
     late: str = "keep"
     timers: str = "after_batch"
-    max_ahead: int | datetime.timedelta | None = None
-    idle_after: int | datetime.timedelta | None = None
+    max_ahead: Duration | None = None
+    idle_after: Duration | None = None
 
     def __post_init__(self) -> None:
         column: Any = self.column
         late: Any = self.late
         if not isinstance(column, str) or not column:
             raise UsageError("event_time is the name of a column, or an EventTime of one")
-        object.__setattr__(self, "delay", _duration(self.delay, "delay"))
-        if self.max_ahead is not None:
-            object.__setattr__(self, "max_ahead", _duration(self.max_ahead, "max_ahead"))
-        if self.idle_after is not None:
-            object.__setattr__(self, "idle_after", _duration(self.idle_after, "idle_after"))
+        for name in ("delay", "max_ahead", "idle_after"):
+            given = getattr(self, name)
+            if given is not None or name == "delay":
+                object.__setattr__(self, name, milliseconds(name, given, least=0))
         if not isinstance(late, str) or not late:
             raise UsageError("late is 'keep', 'drop' or the name of an output")
         if self.timers not in TIMERS:
@@ -147,7 +147,7 @@ class RowTimes:
         idle: int | None = None,
     ) -> RowTimes:
         """The same for one row, whose time is an int of milliseconds, a datetime or None."""
-        column = pa.array([milliseconds(time, event_time.column)], pa.int64())
+        column = pa.array([time_of(time, event_time.column)], pa.int64())
         table = pa.table({event_time.column: column})
         return cls.of(event_time, table, watermark=watermark, clock=clock, idle=idle)
 
@@ -191,12 +191,12 @@ class RowTimes:
         return len(self.own)
 
 
-def milliseconds(time: object, column: str) -> int | None:
+def time_of(time: object, column: str) -> int | None:
     """The time in milliseconds of a value of the column; a datetime without a time zone is in UTC.
 
-    >>> milliseconds(datetime.datetime(1970, 1, 1, 0, 0, 1), "at"), milliseconds(5, "at"), milliseconds(None, "at")
+    >>> time_of(datetime.datetime(1970, 1, 1, 0, 0, 1), "at"), time_of(5, "at"), time_of(None, "at")
     (1000, 5, None)
-    >>> milliseconds(np.datetime64(7, "s"), "at"), milliseconds(np.datetime64("NaT"), "at")
+    >>> time_of(np.datetime64(7, "s"), "at"), time_of(np.datetime64("NaT"), "at")
     (7000, None)
     """
     if time is None or is_not_a_time(time):
@@ -213,13 +213,6 @@ def milliseconds(time: object, column: str) -> int | None:
 
 def _times(table: pa.Table, column: str) -> TimeColumn:
     return time_column(table.column(column), _EVENT_TIME, f"column {column!r} is ")
-
-
-def _duration(value: Any, what: str) -> int:
-    whole = value // _MILLISECOND if isinstance(value, datetime.timedelta) else value
-    if type(whole) is not int or whole < 0:
-        raise UsageError(f"{what} is a timedelta or a number of milliseconds, not negative")
-    return whole
 
 
 def _whole(duration: Any) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import datetime
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.runtime.event_time import EventTime
 from statebackend.state import StateBackend, checked_range
 from statebackend.types import ROW, Type, of
+from statebackend.units import Duration
 
 #: Levels to go into an object.
 _MOST = 8
@@ -100,7 +100,7 @@ class Job:
         backend: str | StateBackend = "heap",
         max_parallelism: int = 128,
         event_time: str | EventTime | None = None,
-        delay: int | datetime.timedelta = 0,
+        delay: Duration = 0,
         order_by: str | Sequence[str] | None = None,
         broadcast: str | None = None,
         null_keys: str = "fail",
@@ -308,7 +308,7 @@ def _check_methods(function: object) -> None:
             )
 
 
-def _event_time(given: str | EventTime | None, delay: int | datetime.timedelta) -> EventTime | None:
+def _event_time(given: str | EventTime | None, delay: Duration) -> EventTime | None:
     alone = EventTime("none", delay=delay)  # checks the delay, whatever it is of
     if given is None and alone.delay:
         raise UsageError("delay is that of the event time", hint="name its column with event_time=")

@@ -6,7 +6,6 @@ from batch to batch, and lets go of it when the query ends.
 
 from __future__ import annotations
 
-import datetime
 import inspect
 import logging
 import os
@@ -47,6 +46,7 @@ from statebackend.spark.session import (
 from statebackend.spark.sink_delivery import OutputFrames, SinkDeliveries
 from statebackend.spark.sinks.committed_sink import SinkContext
 from statebackend.state import clocks
+from statebackend.units import Duration
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -76,7 +76,7 @@ class StatefulBatches:
         *,
         checkpoint: str | os.PathLike[str] | CheckpointStore,
         sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None,
-        retain: int | datetime.timedelta,
+        retain: int | Duration,
         single_writer: bool,
         restore_from: Beginning | None,
         first_batch: int | None,

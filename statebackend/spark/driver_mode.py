@@ -32,6 +32,7 @@ from statebackend.runtime.execution import Execution, LocalExecution
 from statebackend.spark.heartbeats import COLUMN as HEARTBEAT
 from statebackend.spark.heartbeats import without_heartbeats
 from statebackend.spark.session import arrow_of, runs_here, settings
+from statebackend.units import Size, number_of_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -103,14 +104,12 @@ class DriverMode(RunMode):
     once until one is larger than that, or than what Spark brings to the driver. Picklable until it is opened.
     """
 
-    def __init__(self, way: str = MEMORY, memory: int | None = None) -> None:
+    def __init__(self, way: str = MEMORY, memory: Size | None = None) -> None:
         if way not in (MEMORY, FILES):
             raise UsageError("input is 'memory' or 'files'")
-        if memory is not None and (type(memory) is not int or memory < 1):
-            raise UsageError("memory is a number of bytes, at least 1")
         self._way = way
         #: None: as much as Spark brings to the driver.
-        self._memory = memory
+        self._memory = None if memory is None else number_of_bytes("memory", memory, least=1)
         self._through_files = way == FILES
         #: Where files lie; None if they may lie nowhere, for a reason.
         self._folder: str | None = None

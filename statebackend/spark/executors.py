@@ -42,6 +42,7 @@ from statebackend.spark.driver_mode import BatchRows, RunMode
 from statebackend.spark.heartbeats import COLUMN as HEARTBEAT
 from statebackend.spark.session import Query, QueryRun, column_types, is_connect, is_set
 from statebackend.types import Type
+from statebackend.units import Size, number_of_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -430,10 +431,9 @@ def _renamed(
 class ExecutorsMode(RunMode):
     """Rows go to hosts, from the tasks that compute them; ``memory`` bytes of them may wait at each."""
 
-    def __init__(self, parallelism: int, options: HostOptions, memory: int | None = None) -> None:
-        if memory is not None and (type(memory) is not int or memory < 1):
-            raise UsageError("memory is a number of bytes, at least 1")
-        self._parallelism, self._options, self._memory = parallelism, options, memory
+    def __init__(self, parallelism: int, options: HostOptions, memory: Size | None = None) -> None:
+        self._parallelism, self._options = parallelism, options
+        self._memory = _MEMORY if memory is None else number_of_bytes("memory", memory, least=1)
         self.most_files = parallelism  # one of each host
         self._engine: SparkEngine | None = None
 
@@ -444,10 +444,9 @@ class ExecutorsMode(RunMode):
         return ExecutorsMode(self._parallelism, self._options, self._memory)
 
     def execution(self, frame: DataFrame, job: Job) -> Callable[..., Execution]:
-        memory = self._memory or _MEMORY
         check_not_encrypted(frame)
         if self._options.profile is None:  # else hosts have slots and memory of their own
-            check_memory(frame, self._parallelism, needed_bytes(job, memory))
+            check_memory(frame, self._parallelism, needed_bytes(job, self._memory))
             check_slots(frame, self._parallelism, self._options.start_timeout, slots_of_hosts)
         options = options_at(frame, self._options)
 
@@ -459,7 +458,7 @@ class ExecutorsMode(RunMode):
                 engine=self._engine,
                 parallelism=self._parallelism,
                 options=options,
-                memory=memory,
+                memory=self._memory,
                 bind=options.bind or "127.0.0.1",
             )
 

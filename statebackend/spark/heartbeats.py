@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import datetime
-import re
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackend.errors import UsageError
+from statebackend.units import Duration, milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 #: The column that marks a tick; null in all other rows.
 COLUMN = "statebackend_heartbeat"
-_EVERY = re.compile(r"\s*([0-9]+)\s*(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h|days?|d)\s*", re.I)
-_UNITS = {"m": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def heartbeat(frame: DataFrame, every: str | datetime.timedelta = "10 seconds") -> DataFrame:
+def heartbeat(frame: DataFrame, every: Duration = "10 seconds") -> DataFrame:
     """Add ticks to a stream, so that a batch comes at least about this often, with rows or without.
 
     Apply it last, before ``writeStream``. `stateful` counts the ticks apart, as ``numHeartbeats``, and gives them to
@@ -30,9 +28,9 @@ def heartbeat(frame: DataFrame, every: str | datetime.timedelta = "10 seconds") 
 
     >>> heartbeat(None, every="soon")
     Traceback (most recent call last):
-    statebackend.errors.UsageError: every is a timedelta or a text such as '10 seconds' [USAGE]
+    statebackend.errors.UsageError: 'soon' is not a duration (every). Hint: ...
     """
-    every_ms = milliseconds_of(every)
+    every_ms = milliseconds("every", every)
     if not frame.isStreaming:
         raise UsageError(
             "a heartbeat is for a stream", hint="leave it out for a frame that is read as a whole"
@@ -44,22 +42,6 @@ def heartbeat(frame: DataFrame, every: str | datetime.timedelta = "10 seconds") 
     session.dataSource.register(source)
     ticks = session.readStream.format(source.name()).option("every", str(every_ms)).load()
     return frame.unionByName(ticks, allowMissingColumns=True)
-
-
-def milliseconds_of(every: object) -> int:
-    """The milliseconds of an interval, which is positive."""
-    found = _EVERY.fullmatch(every) if isinstance(every, str) else None
-    if isinstance(every, datetime.timedelta):
-        length = every // datetime.timedelta(milliseconds=1)
-    elif found is not None:
-        unit = found[2].lower()
-        key = "m" if unit.startswith(("ms", "milli")) else "min" if unit.startswith("m") else unit[0]
-        length = int(found[1]) * _UNITS[key]
-    else:
-        raise UsageError("every is a timedelta or a text such as '10 seconds'")
-    if length < 1:
-        raise UsageError("every is at least a millisecond")
-    return length
 
 
 def without_heartbeats(table: pa.Table) -> tuple[pa.Table, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,6 +16,7 @@ from statebackend.spark.driver import StatefulBatches
 from statebackend.spark.driver_mode import DriverMode, RunMode
 from statebackend.spark.executors import ExecutorsMode
 from statebackend.state import StateBackend, clocks
+from statebackend.units import Duration, Size
 
 
 def stateful(
@@ -30,9 +30,9 @@ def stateful(
     mode: str = "driver",
     parallelism: int | None = None,
     max_parallelism: int = 128,
-    retain: int | datetime.timedelta = 2,
+    retain: int | Duration = 2,
     event_time: str | EventTime | None = None,
-    delay: int | datetime.timedelta = 0,
+    delay: Duration = 0,
     order_by: str | Sequence[str] | None = None,
     broadcast: str | None = None,
     null_keys: str = "fail",
@@ -42,7 +42,7 @@ def stateful(
     name: str | None = None,
     on_gap: str = "fail",
     input: str = "memory",
-    memory: int | None = None,
+    memory: Size | None = None,
     on_batch: Callable[[Figures], object] | None = None,
     clock: clocks.Clock | None = None,
     single_writer: bool = False,
@@ -102,7 +102,7 @@ def _run_mode(
     max_parallelism: int,
     hosts: HostOptions | None,
     input: str,
-    memory: int | None,
+    memory: Size | None,
 ) -> RunMode:
     if mode == "driver":
         if parallelism not in (None, 1) or hosts is not None:

@@ -8,7 +8,7 @@ timestamp of a write that builds on stored state. `_core/tables/expiry` holds th
 
 >>> from datetime import timedelta
 >>> config = StateTtlConfig.new_builder(timedelta(hours=1)).update_ttl_on_read_and_write().build()
->>> config == StateTtlConfig(3_600_000, update_type=StateTtlConfig.UpdateType.OnReadAndWrite)
+>>> config == StateTtlConfig("1 hour", update_type=StateTtlConfig.UpdateType.OnReadAndWrite)
 True
 >>> expired(timestamp=0, ttl=10, now=9), expired(timestamp=0, ttl=10, now=10)
 (False, True)
@@ -20,11 +20,12 @@ import dataclasses
 import datetime
 import enum
 import operator
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from statebackend.errors import UsageError
+from statebackend.units import Duration, milliseconds
 
 MAX_TIMESTAMP = 2**63 - 1
 _MIN_TIMESTAMP = -(2**63)
@@ -107,7 +108,8 @@ for _enum in (_UpdateType, _StateVisibility, _TtlTimeCharacteristic):
 class StateTtlConfig:
     """The lifetime of state; immutable, comparable, picklable. The constructor checks everything.
 
-    ``ttl`` is a `datetime.timedelta` or an int of milliseconds. The keywords correspond to the methods of `Builder`:
+    ``ttl`` is a duration: a `datetime.timedelta`, milliseconds, or a text such as ``"1 hour"``. With ``time="event"``
+    it counts in event time. The keywords correspond to the methods of `Builder`:
     ``cleanup_incrementally=(5, True)``, ``cleanup_in_rocksdb_compact_filter=(1000,)`` or
     ``=(1000, timedelta(days=1))``, and ``cleanup_in_background=False`` for `Builder.disable_cleanup_in_background`.
 
@@ -120,7 +122,7 @@ class StateTtlConfig:
     (1000, 'NeverReturnExpired', True)
     >>> StateTtlConfig(0)
     Traceback (most recent call last):
-    statebackend.errors.UsageError: the time to live must be positive (ttl). Hint: ...
+    statebackend.errors.UsageError: the duration is less than 1 (ttl). Hint: ...
     """
 
     UpdateType = _UpdateType
@@ -145,11 +147,12 @@ class StateTtlConfig:
 
     def __init__(
         self,
-        ttl: datetime.timedelta | int,
+        ttl: Duration,
         *,
         update_type: _UpdateType = _UpdateType.OnCreateAndWrite,
         state_visibility: _StateVisibility = _StateVisibility.NeverReturnExpired,
-        ttl_time_characteristic: _TtlTimeCharacteristic = _TtlTimeCharacteristic.ProcessingTime,
+        ttl_time_characteristic: _TtlTimeCharacteristic | None = None,
+        time: Literal["processing", "event"] | None = None,
         cleanup_full_snapshot: bool = False,
         cleanup_incrementally: tuple[int, bool] | None = None,
         cleanup_in_rocksdb_compact_filter: tuple[Any, ...] | None = None,
@@ -158,12 +161,10 @@ class StateTtlConfig:
         legacy_timestamp: datetime.datetime | int | None = None,
     ) -> None:
         checked = {
-            "ttl": _duration("ttl", ttl, "the time to live"),
+            "ttl": milliseconds("ttl", ttl),
             "update_type": _member("update_type", update_type, _UpdateType),
             "state_visibility": _member("state_visibility", state_visibility, _StateVisibility),
-            "ttl_time_characteristic": _member(
-                "ttl_time_characteristic", ttl_time_characteristic, _TtlTimeCharacteristic
-            ),
+            "ttl_time_characteristic": _characteristic(ttl_time_characteristic, time),
             "cleanup_full_snapshot": _flag("cleanup_full_snapshot", cleanup_full_snapshot),
             "cleanup_incrementally": _incremental(cleanup_incrementally),
             "cleanup_in_rocksdb_compact_filter": _compact_filter(cleanup_in_rocksdb_compact_filter),
@@ -175,7 +176,7 @@ class StateTtlConfig:
             object.__setattr__(self, name, value)
 
     @staticmethod
-    def new_builder(ttl: datetime.timedelta | int) -> Builder:
+    def new_builder(ttl: Duration) -> Builder:
         """A builder with Flink's method names; each method returns the builder, so calls chain.
 
         >>> StateTtlConfig.new_builder(1000).cleanup_full_snapshot().build().cleanup_full_snapshot
@@ -243,7 +244,7 @@ class Builder:
 
     __slots__ = ("_options", "_ttl")
 
-    def __init__(self, ttl: datetime.timedelta | int) -> None:
+    def __init__(self, ttl: Duration) -> None:
         self._ttl: Any = ttl
         self._options: dict[str, Any] = {}
 
@@ -251,8 +252,8 @@ class Builder:
         self._options.update(options)
         return self
 
-    def set_ttl(self, ttl: datetime.timedelta | int) -> Builder:
-        """Set the lifetime of state: a timedelta, or milliseconds."""
+    def set_ttl(self, ttl: Duration) -> Builder:
+        """Set the lifetime of state, a duration."""
         self._ttl = ttl
         return self
 
@@ -299,7 +300,7 @@ class Builder:
     def cleanup_in_rocksdb_compact_filter(
         self,
         query_time_after_num_entries: int,
-        periodic_compaction_time: datetime.timedelta | int = DEFAULT_ROCKSDB_CLEANUP[1],
+        periodic_compaction_time: Duration = DEFAULT_ROCKSDB_CLEANUP[1],
     ) -> Builder:
         """Drop expired state when RocksDB compacts, reading the time once per so many entries."""
         options = (query_time_after_num_entries, periodic_compaction_time)
@@ -328,24 +329,6 @@ def _integer(option: str, value: Any, hint: str) -> int:
         ) from None
 
 
-def _duration(option: str, value: Any, what: str, may_be_zero: bool = False) -> int:
-    """A duration in milliseconds."""
-    hint = "write a datetime.timedelta(seconds=1), or milliseconds as an int"
-    if isinstance(value, datetime.timedelta):
-        if value % _MILLISECOND:
-            raise UsageError(f"{what} is not a whole number of milliseconds", detail=option, hint=hint)
-        milliseconds = value // _MILLISECOND
-    else:
-        milliseconds = _integer(option, value, hint)
-    if milliseconds < 0 or (milliseconds == 0 and not may_be_zero):
-        raise UsageError(
-            f"{what} must {'not be negative' if may_be_zero else 'be positive'}", detail=option, hint=hint
-        )
-    if milliseconds > MAX_TIMESTAMP:
-        raise UsageError(f"{what} is longer than 64 bits of milliseconds", detail=option, hint=hint)
-    return milliseconds
-
-
 def _member(option: str, value: Any, of: type[E]) -> E:
     if isinstance(value, of):
         return value
@@ -353,6 +336,22 @@ def _member(option: str, value: Any, of: type[E]) -> E:
     raise UsageError(
         f"{option} does not take a {type(value).__name__}", detail=option, hint=f"write one of {known}"
     )
+
+
+def _characteristic(member: Any, time: Any) -> _TtlTimeCharacteristic:
+    """The time that state expires by, given as a member of the enum or as a word."""
+    by_word = {
+        "processing": _TtlTimeCharacteristic.ProcessingTime,
+        "event": _TtlTimeCharacteristic.EventTime,
+    }
+    if time is None:
+        default = _TtlTimeCharacteristic.ProcessingTime if member is None else member
+        return _member("ttl_time_characteristic", default, _TtlTimeCharacteristic)
+    if time not in by_word:
+        raise UsageError("time names no time", detail=f"time={time!r}", hint="write 'processing' or 'event'")
+    if member not in (None, by_word[time]):
+        raise UsageError(f"time={time!r} contradicts ttl_time_characteristic", hint="give one of them")
+    return by_word[time]
 
 
 def _flag(option: str, value: Any) -> bool:
@@ -390,8 +389,7 @@ def _compact_filter(value: Any) -> RocksDBCleanup | None:
     if not 0 < entries <= MAX_TIMESTAMP:
         raise UsageError(f"{option} must be positive", hint=hint)
     period = parts[1] if len(parts) == 2 else DEFAULT_ROCKSDB_CLEANUP.periodic_compaction_time
-    what = "the time between compactions"
-    return RocksDBCleanup(entries, _duration("periodic_compaction_time", period, what, may_be_zero=True))
+    return RocksDBCleanup(entries, milliseconds("periodic_compaction_time", period, least=0))
 
 
 def _timestamp(option: str, value: Any) -> int | None:

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import operator
 import tempfile
 from collections.abc import Sequence
@@ -34,6 +33,7 @@ from statebackend.runtime.execution import BatchTime, BatchTimes
 from statebackend.runtime.output import Result
 from statebackend.state import KeyedStateBackend, StateBackend, clocks
 from statebackend.types import is_not_a_time, of, row_class
+from statebackend.units import Duration, milliseconds
 
 
 class ManualClock:
@@ -66,19 +66,15 @@ class ManualClock:
         """
         self._now = _milliseconds(now)
 
-    def advance(self, by: int | datetime.timedelta) -> None:
-        """Move the time on by milliseconds or a timedelta.
+    def advance(self, by: Duration) -> None:
+        """Move the time on by a duration; a negative one moves it back.
 
         >>> clock = ManualClock()
-        >>> clock.advance(datetime.timedelta(seconds=2))
+        >>> clock.advance("2 seconds")
         >>> clock.now()
         2000
         """
-        if isinstance(by, datetime.timedelta):
-            by, rest = divmod(by, datetime.timedelta(milliseconds=1))
-            if rest:
-                raise UsageError("the clock moves by whole milliseconds")
-        self._now += _milliseconds(by)
+        self._now += milliseconds("by", by, least=-(2**63))
 
     def __repr__(self) -> str:
         return f"ManualClock(now={self._now})"
@@ -124,7 +120,7 @@ class Harness:
         clock: Any = None,
         max_parallelism: int = 128,
         event_time: str | EventTime | None = None,
-        delay: int | datetime.timedelta = 0,
+        delay: Duration = 0,
         order_by: str | Sequence[str] | None = None,
         broadcast: str | None = None,
         null_keys: str = "fail",

@@ -66,7 +66,7 @@ def test_many_kept_checkpoints_cost_a_commit_nothing(tmp_path: Path, clock: Stop
         assert not (tmp_path / shared.name).exists()
 
 
-@pytest.mark.parametrize("wrong", [0, -1, True, 2.0, datetime.timedelta(-1), "1 hour"])
+@pytest.mark.parametrize("wrong", [0, -1, True, 2.0, datetime.timedelta(-1), "1 moon"])
 def test_what_is_no_retention_is_refused(tmp_path: Path, wrong: object) -> None:
-    with pytest.raises(sb.UsageError, match="at least 1, or a timedelta"):
+    with pytest.raises(sb.UsageError, match="at least 1, or a duration|not a duration|is less than 0"):
         sb.CheckpointStore(tmp_path, retain=wrong)  # type: ignore[arg-type]

@@ -124,15 +124,16 @@ def test_what_is_configured_stays_without_background_cleanup() -> None:
     assert sb.StateTtlConfig(5, cleanup_in_background=False).incremental_cleanup is None
 
 
-@pytest.mark.parametrize("ttl", [1, np.int64(1), timedelta(milliseconds=1)])
-def test_a_duration_is_milliseconds_or_a_timedelta(ttl: Any) -> None:
+@pytest.mark.parametrize("ttl", [1, np.int64(1), timedelta(milliseconds=1), "1 ms", "0.001 Seconds"])
+def test_a_duration_is_milliseconds_a_timedelta_or_a_text(ttl: Any) -> None:
     config = sb.StateTtlConfig(ttl)
     assert config.ttl == 1
     assert type(config.ttl) is int
 
 
-BAD_TTL = [0, -1, 1.0, "1 h", True, None, 2**63, timedelta(0), timedelta(-1), timedelta(microseconds=1)]
-DURATION, SIZE = "write a datetime.timedelta", r"\(5, False\)"
+BAD_TTL = [0, -1, 1.0, True, None, 2**63, timedelta(0), timedelta(-1), timedelta(microseconds=1)]
+BAD_TTL += ["1 month", "1", "", "1 h or so", "1.5 ms"]
+DURATION, SIZE = "write milliseconds as an int, a datetime.timedelta, or a text", r"\(5, False\)"
 FILTER = "query_time_after_num_entries"
 
 
@@ -145,6 +146,8 @@ FILTER = "query_time_after_num_entries"
         ({"update_type": Never}, "UpdateType"),
         ({"state_visibility": True}, "StateTtlConfig.StateVisibility.NeverReturnExpired"),
         ({"ttl_time_characteristic": "EventTime"}, "StateTtlConfig.TtlTimeCharacteristic.EventTime"),
+        ({"time": "Event"}, "'processing' or 'event'"),
+        ({"time": "processing", "ttl_time_characteristic": Time.EventTime}, "one of them"),
         ({"cleanup_full_snapshot": 1}, "True or False"),
         ({"cleanup_in_background": None}, "True or False"),
         ({"cleanup_idle": "yes"}, "True or False"),
@@ -170,6 +173,27 @@ def test_a_bad_option_is_refused_with_what_to_write(keywords: dict[str, Any], hi
         ):
             with pytest.raises(sb.UsageError, match=f"Hint: {hint}"):
                 builder.build()
+
+
+def test_the_time_may_be_a_word() -> None:
+    assert sb.StateTtlConfig("1 hour", time="event") == sb.StateTtlConfig(
+        3_600_000, ttl_time_characteristic=Time.EventTime
+    )
+    assert sb.StateTtlConfig(1, time="processing") == sb.StateTtlConfig(1)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("512m", 512 << 20), ("1 GB", 1 << 30), ("0.5k", 512), ("7b", 7), (9, 9)]
+)
+def test_a_size_is_bytes_or_a_text(given: Any, expected: int) -> None:
+    assert sb.create_backend("heap", max_bytes=given).max_bytes == expected  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("given", ["512", "1 mib", "0.3b", -1, 1.0, True, None, 2**63])
+def test_a_wrong_size_is_refused_with_the_units(given: Any) -> None:
+    with pytest.raises(sb.UsageError, match="Hint: .*b, k, m, g, t and p") as caught:
+        sb.create_backend("heap", max_bytes=given)
+    assert caught.value.code == "USAGE.SIZE"
 
 
 def test_a_legacy_timestamp_may_be_a_datetime() -> None:

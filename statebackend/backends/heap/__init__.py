@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from statebackend.errors import BackendUnavailableError, UsageError
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.state import StateBackend
+from statebackend.units import Size, number_of_bytes
 
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed_backend import HeapKeyedBackend
@@ -22,9 +23,10 @@ class HeapBackend(StateBackend):
     """Makes heap backends.
 
     ``max_bytes`` limits the memory for state: a call that would pass it raises `MemoryLimitError`, which names the
-    state, and changes nothing. 0 means no limit. ``check_mutations`` turns on a debug mode that finds objects of
-    PICKLE and of a user's serializer that were changed in place; it looks at every mark and snapshot. ``threads`` is
-    the number of threads for vectorised calls; by default all cores in a driver, 1 in a Spark worker.
+    state, and changes nothing. It is a size such as ``"4g"``; 0 means no limit.
+    ``check_mutations`` turns on a debug mode that finds objects of PICKLE and of a user's serializer that were changed
+    in place; it looks at every mark and snapshot. ``threads`` is the number of threads for vectorised calls; by default
+    all cores in a driver, 1 in a Spark worker.
 
     >>> import pickle
     >>> pickle.loads(pickle.dumps(HeapBackend(threads=2, max_bytes=1 << 30)))
@@ -34,15 +36,13 @@ class HeapBackend(StateBackend):
     name = "heap"
 
     def __init__(
-        self, *, max_bytes: int = 0, check_mutations: bool = False, threads: int | None = None
+        self, *, max_bytes: Size = 0, check_mutations: bool = False, threads: int | None = None
     ) -> None:
-        if type(max_bytes) is not int or max_bytes < 0:
-            raise UsageError("max_bytes is a number of bytes, or 0 for no limit")
         if type(check_mutations) is not bool:
             raise UsageError("check_mutations is True or False")
         if threads is not None and (type(threads) is not int or threads < 1):
             raise UsageError("threads is a number of threads, at least 1")
-        self.max_bytes = max_bytes
+        self.max_bytes = number_of_bytes("max_bytes", max_bytes)
         self.check_mutations = check_mutations
         self.threads = threads
 

@@ -13,6 +13,7 @@ from statebackend.backends.rocksdb.settings import Settings
 from statebackend.errors import StateBackendError
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.state import StateBackend
+from statebackend.units import Size, number_of_bytes
 
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed_backend import RocksDbKeyedBackend
@@ -24,7 +25,7 @@ class RocksDbBackend(StateBackend):
     """Makes backends on RocksDB, for state that is larger than memory.
 
     Each keyed backend has a database of its own in a new folder below ``local_dir`` (default: the folder for temporary
-    files), which is removed when it is closed. ``memory_limit``, in bytes, is shared by all databases of the process
+    files), which is removed when it is closed. ``memory_limit`` is shared by all databases of the process
     that have the same limit: block cache, write buffers, index and filter blocks. ``predefined`` is a name of Flink's
     predefined options. ``partitioned_index_filters`` keeps only the tops of indexes and filters in memory for good.
     ``compression`` is ``"none"``, ``"snappy"``, ``"lz4"`` or ``"zstd"``; by default RocksDB chooses. ``checkpoints`` is
@@ -44,7 +45,7 @@ class RocksDbBackend(StateBackend):
         self,
         *,
         local_dir: str | os.PathLike[str] | None = None,
-        memory_limit: int = 256 << 20,
+        memory_limit: Size = 256 << 20,
         predefined: str = "DEFAULT",
         partitioned_index_filters: bool = True,
         compression: str | None = None,
@@ -52,7 +53,12 @@ class RocksDbBackend(StateBackend):
     ) -> None:
         folder: Any = local_dir  # the settings check it
         self.settings = Settings(
-            folder, memory_limit, predefined, partitioned_index_filters, compression, checkpoints
+            folder,
+            number_of_bytes("memory_limit", memory_limit),
+            predefined,
+            partitioned_index_filters,
+            compression,
+            checkpoints,
         )
 
     @classmethod

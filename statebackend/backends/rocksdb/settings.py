@@ -7,7 +7,7 @@ RocksDB's log beyond its head, and no statistics are dumped.
 "compression='lz4'"
 >>> Settings(memory_limit=1)
 Traceback (most recent call last):
-statebackend.errors.UsageError: memory_limit is a number of bytes, at least 4 MB, and less than 4 EB. Hint: ...
+statebackend.errors.UsageError: memory_limit is at least 4 MB, and less than 4 EB. Hint: ...
 >>> predefined("SPINNING_DISK_OPTIMIZED").threads
 4
 >>> predefined("FLASH").name
@@ -50,9 +50,9 @@ class Settings:
                     "local_dir is the path of a folder, or None for the folder of temporary files"
                 )
             object.__setattr__(self, "local_dir", folder)
-        if type(self.memory_limit) is not int or not SMALLEST_LIMIT <= self.memory_limit < LARGEST_LIMIT:
+        if not SMALLEST_LIMIT <= self.memory_limit < LARGEST_LIMIT:
             raise UsageError(
-                "memory_limit is a number of bytes, at least 4 MB, and less than 4 EB",
+                "memory_limit is at least 4 MB, and less than 4 EB",
                 hint="all rocksdb backends of the process with one limit share it",
             )
         if type(self.partitioned_index_filters) is not bool:

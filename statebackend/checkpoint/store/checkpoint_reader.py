@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import copy
-import datetime
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -42,6 +41,7 @@ from statebackend.checkpoint.store.metadata import Metadata
 from statebackend.checkpoint.store.pins import Pin
 from statebackend.checkpoint.store.sealed import crc32c
 from statebackend.errors import CorruptCheckpointError, UsageError
+from statebackend.units import Duration
 
 _CHUNK = 4 << 20
 
@@ -355,9 +355,7 @@ class CheckpointReader:
             )
         return self.open(newest)
 
-    def pin(
-        self, checkpoint_id: int | None = None, *, lease: datetime.timedelta = datetime.timedelta(minutes=10)
-    ) -> Pin:
+    def pin(self, checkpoint_id: int | None = None, *, lease: Duration = "10 minutes") -> Pin:
         """Open a checkpoint, by default the newest, and keep its files from being removed while it is read.
 
         The writer of the store may go on and drop the checkpoint meanwhile: its files stay until the pin is released,

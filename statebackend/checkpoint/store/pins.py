@@ -6,7 +6,6 @@ lists pins, and only then removes files. So either the reader finds the manifest
 
 from __future__ import annotations
 
-import datetime
 import logging
 import secrets
 import time
@@ -29,7 +28,8 @@ from statebackend.checkpoint.store.sealed import (
     parse,
     seal,
 )
-from statebackend.errors import CorruptCheckpointError, UsageError
+from statebackend.errors import CorruptCheckpointError
+from statebackend.units import Duration, milliseconds
 
 if TYPE_CHECKING:
     from statebackend.checkpoint.store.checkpoint_reader import Checkpoint
@@ -82,13 +82,11 @@ class PinFile(CheckedRecord):
 class Pin:
     """A pin that a reader holds. `release` it, or leave its ``with`` block, when the files are read."""
 
-    def __init__(self, files: StoreFiles, checkpoint: Checkpoint, lease: datetime.timedelta) -> None:
-        if lease <= datetime.timedelta(0):
-            raise UsageError("a lease is a timedelta above 0")
+    def __init__(self, files: StoreFiles, checkpoint: Checkpoint, lease: Duration) -> None:
         #: The checkpoint, whose files stay while the lease lasts.
         self.checkpoint = checkpoint
         self._files = files
-        self._lease = lease
+        self._lease = milliseconds("lease", lease)
         self._name: str | None = None
         self._until = 0
         self.renew()
@@ -99,7 +97,7 @@ class Pin:
         `UsageError` if the lease has ended, or the pin was released, and the checkpoint has been dropped meanwhile.
         """
         manifest = self.checkpoint.manifest
-        until = int(1000 * (time.time() + self._lease.total_seconds()))
+        until = int(1000 * time.time()) + self._lease
         content = PinFile(manifest.checkpoint_id, manifest.epoch, until, tuple(sorted(self.checkpoint.files)))
         name = f"{PINS}/{manifest.checkpoint_id}-{secrets.token_hex(8)}.json"
         hint = "a reader that may not write to the store reads without a pin: store.open(id)"
@@ -120,7 +118,7 @@ class Pin:
 
     def keep(self) -> None:
         """Start the lease again once half of it has passed; costs nothing before."""
-        if self._name is not None and self._until - 1000 * time.time() < 500 * self._lease.total_seconds():
+        if self._name is not None and self._until - 1000 * time.time() < self._lease / 2:
             self.renew()
 
     def release(self) -> None:

@@ -28,10 +28,9 @@ from statebackend.checkpoint.store.metadata import Metadata, check_same_use
 from statebackend.checkpoint.store.retention import Retain, Retention
 from statebackend.checkpoint.store.sealed import Malformed, integer
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError
+from statebackend.units import Duration, milliseconds
 
 _log = logging.getLogger(__name__)
-
-_MAX_CLOCK_JUMP = datetime.timedelta(days=30)
 
 
 class CheckpointStore(CheckpointReader):
@@ -40,7 +39,7 @@ class CheckpointStore(CheckpointReader):
     It lies at a path, or in an object store, at ``s3://``, ``gs://`` or ``abfss://``, which takes the ``options`` of
     obstore in addition to those that obstore finds in the environment.
 
-    ``retain`` may be a ``timedelta``: a checkpoint goes when it is older than that, and not one of the newest two.
+    ``retain`` may be a duration: a checkpoint goes when it is older than that, and not one of the newest two.
     Making one touches nothing; reading needs nothing more. `open_for_writing` takes an epoch, which ends that
     of every other writer. ``single_writer`` is needed where nothing can keep a second writer out: on mounts that have
     neither links nor exclusive renames, and in object stores without conditional writes. By passing it you vouch that
@@ -48,7 +47,7 @@ class CheckpointStore(CheckpointReader):
     ``compression`` of data files is ``"zstd"``, ``"lz4"`` or None; it may change from one opening to the next.
     ``encryption`` is a picklable object with the methods ``encrypt`` and ``decrypt``, both of a file's name, an offset
     in it and a block of bytes; a store is made with it or without, and stays so.
-    ``max_clock_jump``, a timedelta or milliseconds, is how far the clock of a job may be ahead of the last committed
+    ``max_clock_jump``, a duration, is how far the clock of a job may be ahead of the last committed
     time; None allows any. All methods may be called from any thread. A pickled store is one that is not open for
     writing.
 
@@ -60,29 +59,31 @@ class CheckpointStore(CheckpointReader):
         self,
         uri: str | os.PathLike[str],
         *,
-        retain: Retain = 2,
+        retain: int | Duration = 2,
         single_writer: bool = False,
         options: Mapping[str, str] | None = None,
         compression: str | None = "zstd",
         encryption: BlockCipher | None = None,
-        max_clock_jump: int | datetime.timedelta | None = _MAX_CLOCK_JUMP,
+        max_clock_jump: Duration | None = "30 days",
         _files: StoreFiles | None = None,
     ) -> None:
-        if isinstance(retain, datetime.timedelta):
-            is_retain = retain >= datetime.timedelta(0)
-        else:
-            is_retain = type(retain) is int and retain >= 1
-        if not is_retain:
-            raise UsageError("retain is the number of checkpoints to keep, at least 1, or a timedelta")
+        if (type(retain) is int and retain < 1) or isinstance(retain, bool):
+            raise UsageError("retain is the number of checkpoints to keep, at least 1, or a duration")
         if compression not in ("zstd", "lz4", None):
             raise UsageError('compression is "zstd", "lz4" or None')
         super().__init__(
             uri, single_writer=single_writer, options=options, encryption=encryption, _files=_files
         )
-        self._retain = retain
+        self._retain: Retain = (
+            retain
+            if isinstance(retain, int)
+            else datetime.timedelta(milliseconds=milliseconds("retain", retain, least=0))
+        )
         self._compression = compression
         #: How far, in milliseconds, a clock may be ahead of the last committed time; None: any distance.
-        self.max_clock_jump = _milliseconds(max_clock_jump)
+        self.max_clock_jump = (
+            None if max_clock_jump is None else milliseconds("max_clock_jump", max_clock_jump)
+        )
         self._lock = threading.RLock()
         self._writer = LogWriter(self._files)
         self._retention = Retention(self._files, self._writer, self._built_on)
@@ -650,11 +651,3 @@ def target_for(store: CheckpointStore | DataWriter, checkpoint_id: int) -> DataW
             hint=f"write store.data_writer({checkpoint_id}) where the store is open",
         )
     return store
-
-
-def _milliseconds(jump: int | datetime.timedelta | None) -> int | None:
-    if isinstance(jump, datetime.timedelta):
-        jump = jump // datetime.timedelta(milliseconds=1)
-    if jump is not None and (type(jump) is not int or jump <= 0):
-        raise UsageError("max_clock_jump is a timedelta or a number of milliseconds above 0, or None")
-    return jump
