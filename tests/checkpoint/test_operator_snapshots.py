@@ -295,7 +295,7 @@ def test_what_cannot_be_restored_from_is_refused(wrong: Any) -> None:
         sb.OperatorStateBackend(restore=wrong)
 
 
-def test_a_checkpoint_that_lacks_an_instance_is_refused(store: CheckpointStore) -> None:
+def test_a_checkpoint_that_lacks_an_instance_or_splits_its_state_is_refused(store: CheckpointStore) -> None:
     old = restored((), 3)
     for each in old:
         numbers(each).add(1)
@@ -305,6 +305,10 @@ def test_a_checkpoint_that_lacks_an_instance_is_refused(store: CheckpointStore) 
         with pytest.raises(CorruptCheckpointError, match="every instance") as caught:
             sb.OperatorStateBackend(restore=checkpoint)
         assert caught.value.code == "CORRUPT_CHECKPOINT.INCOMPLETE"
+    told = [each.snapshot(9, store).result().to_json() for each in old]
+    told[0]["files"] += told[1]["files"]
+    with pytest.raises(CorruptCheckpointError, match="more than one file"):
+        sb.OperatorStateBackend(restore=store.commit(9, told))
 
 
 #: It says of a map that it is a list, which holds no nulls.

@@ -76,13 +76,16 @@ def test_an_error_while_writing(tmp_path: Path, backend: str, monkeypatch: pytes
             file.write(bytes(1 << 20))
             raise OSError("no space left on device")
 
-        with monkeypatch.context() as patched:
-            patched.setattr(writing, "write_data_file", fill_the_disk)
-            pending = keyed.snapshot(1, store)
-            with pytest.raises(OSError, match="no space left on device"):
-                pending.result()
-        assert data_files(tmp_path) == before
-        assert not store._in_flight
+        for incremental in (True, False):
+            with monkeypatch.context() as patched:
+                patched.setattr(writing, "write_data_file", fill_the_disk)
+                pending = keyed.snapshot(1, store, incremental=incremental)
+                with pytest.raises(OSError, match="no space left on device"):
+                    pending.result()
+            assert data_files(tmp_path) == before
+            assert not store._in_flight
+            keyed.advance()
+            assert keyed.metrics().get("snapshots", []) == [], "the error keeps the moment alive"
         committed = store.commit(1, [keyed.snapshot(1, store).result()])
         assert [file.kind for file in committed.files.values()] == ["base", "delta"]
         assert restored_counts(committed) == counts(count)

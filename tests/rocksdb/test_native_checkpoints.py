@@ -312,6 +312,12 @@ def test_states_that_nobody_declares_stay_in_the_database(tmp_path: Path, native
             things = keyed.get_list_state(sb.ListStateDescriptor("things", types.of(Doubling())))
             assert values(keyed, things.descriptor, 1) == [[5, 6]]
             assert values(keyed, custom, 1, 2) == [10, 21]
+            nested = sb.ValueStateDescriptor("nested", types.LIST(types.of(Doubling())))
+            keyed.get_value_state(nested).update_many([1], [[1, 2]])
+            committed = commit(keyed, store, 7, incremental=False)
+            assert kinds(committed) == ["base"], "nobody else can read what a serializer has nested"
+        with other("heap", restore=committed) as keyed:
+            assert values(keyed, nested, 1) == [[1, 2]]
 
 
 def values(keyed: Any, descriptor: Any, *keys: int) -> list[Any]:
