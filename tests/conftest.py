@@ -78,15 +78,13 @@ def _hashable(value: Any) -> Any:
 
 # ------------------------------------------------------------------------------------------- randomness
 
-hypothesis.settings.register_profile(
-    "ci", derandomize=True, deadline=None, print_blob=True, database=None, max_examples=100
+# A slow machine fails no health check.
+_PATIENT = hypothesis.settings(
+    deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
+hypothesis.settings.register_profile("ci", _PATIENT, derandomize=True, database=None, max_examples=100)
 hypothesis.settings.register_profile(
-    "stress",
-    deadline=None,
-    print_blob=True,
-    max_examples=int(os.environ.get("STATEBACKEND_STRESS_EXAMPLES", "2000")),
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    "stress", _PATIENT, max_examples=int(os.environ.get("STATEBACKEND_STRESS_EXAMPLES", "2000"))
 )
 
 DEFAULT_SEED = 20_240_101
