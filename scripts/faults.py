@@ -5,9 +5,9 @@
 
 The same seed on the same sources chooses the same faults. Each fault is a changed operator, constant or condition, or a
 statement left out. It is planted in a copy of the sources below ``build/faults``. There, the test files that name its
-module run until a test fails, and then those of the two nearest folders (`changed_tests.FOLDERS`), but for slow ones. A
-fault that no test catches survives. A line of JSON is written for each fault; a run goes on after the last line of its
-file. Call it after a release build, with nothing else running.
+module and the doctests run until a test fails, and then those of the two nearest folders (`changed_tests.FOLDERS`), but
+for slow ones. A fault that no test catches survives. A line of JSON is written for each fault; a run goes on after the
+last line of its file. Call it after a release build, with nothing else running.
 """
 
 from __future__ import annotations
@@ -163,6 +163,7 @@ def outcome(fault: Fault, seconds: int) -> str:
         if path.suffix == ".pyx" and not run(build):
             return "caught by the build"
         naming = sorted(file.relative_to(ROOT).as_posix() for file in tests_of(fault.path))
+        naming.append("tests/house/test_docs.py::test_doctests")
         for tests in (naming, *([f"tests/{folder}"] for folder in folders_of(fault.path)[:2])):
             if not run([sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "-m", "not slow", *tests]):
                 return f"caught by {'those that name it' if tests is naming else tests[0]}"
