@@ -16,114 +16,43 @@ from typing import Any
 import pytest
 from cliffs.measuring import core_bytes
 from cliffs.worlds import without_fsync
+from keyed_story import DESCRIPTORS, Story, contents
 
 import statebackend as sb
 from statebackend.testing import ManualClock
 
-MINUTE = 60_000
-TTL = 20 * MINUTE
-KEYS = 80
-HOURS = 24
+MINUTE, KEYS, HOURS = 60_000, 80, 24
 
-Shown = sb.StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
-OnRead = sb.StateTtlConfig.UpdateType.OnReadAndWrite
-ROW = "struct<a:bigint,b:string>"
-
-
-def append(path: Any, step: Any) -> Any:
-    return (path + step)[-200:]
-
-
-class Spread(sb.AggregateFunction):
-    result_type = "bigint"
-
-    def create_accumulator(self) -> Any:
-        return (None, None)
-
-    def add(self, value: Any, accumulator: Any) -> Any:
-        low, high = accumulator
-        return (value, value) if low is None else (min(low, value), max(high, value))
-
-    def get_result(self, accumulator: Any) -> Any:
-        return accumulator[1] - accumulator[0]
-
-    def merge(self, a: Any, b: Any) -> Any:
-        return (min(a[0], b[0]), max(a[1], b[1]))
+#: The states that expire, and how.
+EXPIRING: dict[str, dict[str, Any]] = {
+    "name": {"cleanup_idle": True},
+    "pair": {"update_type": sb.StateTtlConfig.UpdateType.OnReadAndWrite},
+    "numbers": {"cleanup_idle": True},
+    "deep": {},
+    "mean": {},
+    "seen": {"state_visibility": sb.StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp},
+}
+#: A read of the last one may give what has expired, or may not: it is not compared.
+COMPARED = [name for name in DESCRIPTORS if name != "seen"]
 
 
-def number(rng: random.Random) -> int:
-    return rng.randrange(-1_000, 1_000)
+def declared(name: str) -> Any:
+    descriptor = DESCRIPTORS[name]()
+    if name not in EXPIRING:
+        return descriptor
+    return descriptor.enable_time_to_live(sb.StateTtlConfig(20 * MINUTE, **EXPIRING[name]))
 
 
-def text(rng: random.Random) -> str:
-    return "text" * rng.randrange(1, 40)
-
-
-def row(rng: random.Random) -> tuple[int, str]:
-    return number(rng), text(rng)
-
-
-def thing(rng: random.Random) -> list[int]:
-    return [number(rng)]
-
-
-def descriptors() -> list[tuple[Any, Callable[[random.Random], Any]]]:
-    ttl = sb.StateTtlConfig
-    return [
-        (sb.ValueStateDescriptor("value", int), number),
-        (sb.ValueStateDescriptor("text", str).enable_time_to_live(ttl(TTL, cleanup_idle=True)), text),
-        (sb.ValueStateDescriptor("row", ROW), row),
-        (sb.ValueStateDescriptor("object", sb.types.PICKLE), thing),
-        (sb.ValueStateDescriptor("read", int).enable_time_to_live(ttl(TTL, update_type=OnRead)), number),
-        (sb.ListStateDescriptor("list", str), text),
-        (sb.ListStateDescriptor("window", int).enable_time_to_live(ttl(TTL, cleanup_idle=True)), number),
-        (sb.ListStateDescriptor("objects", sb.types.PICKLE), thing),
-        (sb.MapStateDescriptor("map", int, ROW), row),
-        (sb.MapStateDescriptor("timed", int, int).enable_time_to_live(ttl(TTL)), number),
-        (sb.MapStateDescriptor("things", int, sb.types.PICKLE), thing),
-        (
-            sb.MapStateDescriptor("shown", int, int).enable_time_to_live(ttl(TTL, state_visibility=Shown)),
-            number,
-        ),
-        (sb.ReducingStateDescriptor("sum", "sum", int), number),
-        (sb.ReducingStateDescriptor("path", append, str), text),
-        (sb.AggregatingStateDescriptor("mean", "avg", int).enable_time_to_live(ttl(TTL)), number),
-        (sb.AggregatingStateDescriptor("spread", Spread(), int, tuple[int, int]), number),
-        (sb.FoldingStateDescriptor("fold", "", append, str), text),
-    ]
-
-
-#: A read of it may give what has expired, or may not: it is not compared.
-UNSURE = {"shown"}
-MERGED = ("sum", "list", "spread", "objects")
+DECLARED = {name: lambda name=name: declared(name) for name in DESCRIPTORS}
 
 
 class Side:
-    def __init__(self, name: str, clock: ManualClock, **options: Any) -> None:
+    def __init__(self, name: str, clock: ManualClock, rng: random.Random, **options: Any) -> None:
         factory = sb.create_backend(name, **({"threads": 1} if name == "heap" else {}))
         self.keyed: Any = factory.create_keyed_backend(int, max_parallelism=16, clock=clock, **options)
-        self.states = {each.name: self.keyed.get_state(each) for each, _ in descriptors()}
+        self.story = Story(self.keyed, rng, int, keys=KEYS, descriptors=DECLARED)
+        self.states = self.story.states
         self.marks: list[Any] = []
-
-    def contents(self) -> dict[Any, str]:
-        found: dict[Any, str] = {}
-        for name, state in self.states.items():
-
-            def note(key: Any, state: Any, name: str = name) -> None:
-                if name not in UNSURE:
-                    found[name, key, repr(self.keyed.current_namespace)] = repr(read(state))
-
-            self.keyed.apply_to_all_keys(state.descriptor, note, sb.ALL_NAMESPACES)
-        for each in self.keyed.timers.rows():
-            found["timer", each.key, repr(each.namespace), each.timestamp] = each.domain
-        return found
-
-
-def read(state: Any) -> Any:
-    kind = state.descriptor.kind
-    if kind == "value":
-        return state.value()
-    return list(state.items()) if kind == "map" else state.get()
 
 
 class Day:
@@ -132,8 +61,10 @@ class Day:
     def __init__(self, rng: random.Random, folder: Path) -> None:
         self.rng, self.clock = rng, ManualClock(0)
         self.store = sb.CheckpointStore(folder).open_for_writing(key_type=int, max_parallelism=16)
-        self.values = {each.name: made for each, made in descriptors()}
-        self.heap, self.reference = Side("heap", self.clock), Side("reference", self.clock)
+        seed = rng.randrange(1 << 60)
+        self.heap, self.reference = (
+            Side(name, self.clock, random.Random(seed)) for name in ("heap", "reference")
+        )
         self.minutes = self.checkpoints = 0
         self.pending: list[tuple[int, int, Any]] = []
         self.views: list[tuple[int, Any]] = []
@@ -142,175 +73,43 @@ class Day:
         found, expected = call(self.heap), call(self.reference)
         assert found == expected, "the backends differ"
 
-    # --- rows ---
-
-    def one_row(self) -> None:
-        rng = self.rng
-        name, key = rng.choice(list(self.values)), rng.randrange(KEYS)
-        namespace = rng.choice(
-            [sb.VOID, sb.VOID, sb.TimeWindow(self.minutes // 5, self.minutes // 5 + 1), "s"]
-        )
-        value, sub, what = self.values[name](rng), rng.randrange(12), rng.random()
-
-        def call(side: Side) -> Any:
-            state = side.states[name]
-            kind = state.descriptor.kind
-            side.keyed.set_current_key(key)
-            side.keyed.set_current_namespace(namespace)
-            if what < 0.2:
-                state.clear()
-            elif what < 0.45:
-                found = read(state), state.exists()
-                return None if name in UNSURE else repr(found)
-            elif kind == "value":
-                state.update(value)
-            elif kind == "list":
-                if what < 0.6:
-                    state.update([value, value])
-                elif what < 0.7:
-                    state.add_all([value] * 3)
-                else:
-                    state.add(value)
-            elif kind == "map":
-                if what < 0.55:
-                    state.put_all({sub: value, sub + 1: value})
-                elif what < 0.7:
-                    state.remove(sub)
-                else:
-                    state.put(sub, value)
-            else:
-                state.add(value)
-            return None
-
-        self.both(call)
-
-    def one_batch(self) -> None:
-        rng = self.rng
-        name, count = rng.choice(list(self.values)), rng.randrange(1, 40)
-        keys = [rng.randrange(KEYS) for _ in range(count)]
-        values = [self.values[name](rng) for _ in range(count)]
-        subs = [rng.randrange(12) for _ in range(count)]
-        what = rng.random()
-
-        def call(side: Side) -> Any:
-            side.keyed.set_current_namespace(sb.VOID)
-            state = side.states[name]
-            kind = state.descriptor.kind
-            if what < 0.25:
-                state.clear_many(keys)
-                return None
-            if what < 0.4:
-                return None if name in UNSURE else state.exists_many(keys).to_pylist()
-            if kind == "map":
-                if what < 0.55:
-                    state.remove_many(keys, subs)
-                else:
-                    state.put_many(keys, subs, values)
-            elif kind == "value":
-                state.update_many(keys, values)
-            else:
-                if kind == "list":
-                    state.clear_many(keys[: count // 2])
-                state.add_many(keys, values)
-            return None
-
-        self.both(call)
-
-    def merge(self) -> None:
-        rng = self.rng
-        name, key = rng.choice(MERGED), rng.randrange(KEYS)
-        window = sb.TimeWindow(self.minutes // 5, self.minutes // 5 + 1)
+    def merge_or_clear_key(self) -> None:
+        name, key = self.rng.choice(["total", "tags", "things", None]), self.rng.choice(self.heap.story.keys)
 
         def call(side: Side) -> None:
             side.keyed.set_current_key(key)
-            side.keyed.merge_namespaces(side.states[name].descriptor, "s", [window, "s"])
-
-        self.both(call)
-
-    def timers(self) -> None:
-        rng = self.rng
-        key, at = rng.randrange(KEYS), self.clock.now() + rng.randrange(10 * MINUTE)
-        namespace, domain = rng.choice([sb.VOID, "s"]), rng.choice(["event", "processing"])
-        what = rng.random()
-
-        def call(side: Side) -> Any:
-            side.keyed.set_current_key(key)
-            side.keyed.set_current_namespace(namespace)
-            timers = side.keyed.timers
-            if what < 0.5:
-                timers.register(at, domain)
-            elif what < 0.8:
-                for each in timers.pending(domain)[:3]:
-                    timers.delete(each, domain)
-                timers.register(at, domain)
-            return timers.pending(domain), timers.next_due(domain), timers.count(domain)
-
-        self.both(call)
-
-    def fire(self) -> None:
-        now = self.clock.now()
-        for domain in ("event", "processing"):
-
-            def call(side: Side, domain: str = domain) -> Any:
-                return [
-                    (at, side.keyed.current_key, repr(side.keyed.current_namespace))
-                    for at in side.keyed.timers.due(now, domain)
-                ]
-
-            self.both(call)
-
-    def clear_key(self) -> None:
-        key = self.rng.randrange(KEYS)
-
-        def call(side: Side) -> None:
-            side.keyed.set_current_key(key)
-            side.keyed.clear_key()
+            if name is None:
+                side.keyed.clear_key()
+            else:
+                side.keyed.merge_namespaces(side.states[name].descriptor, 7, [sb.TimeWindow(0, 10), 7])
 
         self.both(call)
 
     def burst(self) -> None:
+        """Columns of many new keys, perhaps in a new namespace, that go again."""
         keys = list(range(10_000, 10_000 + self.rng.randrange(100, 400)))
+        namespace = self.rng.choice([sb.VOID, sb.TimeWindow(0, self.minutes)])
 
         def call(side: Side) -> None:
-            side.keyed.set_current_namespace(sb.VOID)
-            side.states["value"].update_many(keys, keys)
-            side.states["sum"].add_many(keys, keys)
-            side.states["map"].put_many(keys, [1] * len(keys), [(1, "x")] * len(keys))
-            for name in ("value", "sum", "map"):
+            side.keyed.set_current_namespace(namespace)
+            side.states["count"].update_many(keys, keys)
+            side.states["total"].add_many(keys, keys)
+            side.states["deep"].put_many(keys, [1] * len(keys), [["x"]] * len(keys))
+            for name in ("count", "total", "deep"):
                 side.states[name].clear_many(keys)
 
         self.both(call)
 
-    def drop_windows(self) -> None:
-        newest = sb.TimeWindow(self.minutes // 5, self.minutes // 5 + 1)
-
-        def call(side: Side) -> None:
-            for state in side.states.values():
-                name = state.descriptor.name
-                for key, namespace in list(side.keyed.keys_and_namespaces(name)):
-                    if isinstance(namespace, sb.TimeWindow) and namespace != newest:
-                        side.keyed.set_current_key(key)
-                        side.keyed.set_current_namespace(namespace)
-                        state.clear()
-            side.keyed.set_current_namespace(sb.VOID)
-
-        self.both(call)
-
-    # --- batches, checkpoints ---
-
     def work(self, depth: int = 0) -> None:
         for _ in range(self.rng.randrange(3, 7)):
             what = self.rng.random()
-            if what < 0.5:
-                self.one_row()
-            elif what < 0.7:
-                self.one_batch()
-            elif what < 0.8:
-                self.timers()
-            elif what < 0.85:
-                self.merge()
+            if what < 0.75:
+                self.both(lambda side: side.story.change(2))
+            elif what < 0.78:
+                name = self.rng.choice(COMPARED)
+                self.both(lambda side, name=name: contents(side.keyed, [name], DECLARED))
             elif what < 0.87:
-                self.clear_key()
+                self.merge_or_clear_key()
             elif depth < 3:
                 self.batch(depth + 1)
 
@@ -348,8 +147,8 @@ class Day:
         self.batch()
         self.work()
         if self.minutes % 5 == 0:
-            self.fire()
-            self.drop_windows()
+            for domain in ("event", "processing"):
+                self.both(lambda side, domain=domain: list(side.keyed.timers.due(self.clock.now(), domain)))
         if self.minutes % 20 == 0:
             self.burst()
         # Only in every other hour: memory is reclaimed without it.
@@ -363,14 +162,14 @@ class Day:
         committed = self.store.commit(self.checkpoints, [taken.result()], now=self.clock.now())
         self.checkpoints += 1
         self.heap.keyed.close()
-        self.heap = Side("heap", self.clock, restore=committed)
+        self.heap = Side("heap", self.clock, self.heap.story.rng, restore=committed)
 
     def hour(self) -> tuple[int, int, int]:
         """The memory after it, of the core, with what it keeps, and of the process, when all snapshots have ended."""
         for _ in range(60):
             self.minute()
         self.settle(1 << 60)
-        assert self.heap.contents() == self.reference.contents()
+        self.both(lambda side: contents(side.keyed, COMPARED, DECLARED))
         self.heap.keyed.core._check()
         for state in self.heap.states.values():
             for table in (state.plain, state.spaced):

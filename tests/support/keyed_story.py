@@ -40,12 +40,19 @@ class Story:
     """Changes a backend at random: all kinds of state, or some of them."""
 
     def __init__(
-        self, keyed: Any, rng: random.Random, key_type: Any, *, names: Any = None, keys: int = 40
+        self,
+        keyed: Any,
+        rng: random.Random,
+        key_type: Any,
+        *,
+        names: Any = None,
+        keys: int = 40,
+        descriptors: dict[str, Callable[[], Any]] = DESCRIPTORS,
     ) -> None:
         self.keyed = keyed
         self.rng = rng
         self.keys = [key_of(key_type, number) for number in range(keys)]
-        self.states = {name: keyed.get_state(DESCRIPTORS[name]()) for name in names or DESCRIPTORS}
+        self.states = {name: keyed.get_state(descriptors[name]()) for name in names or descriptors}
 
     def change(self, steps: int) -> None:
         """So many changes."""
