@@ -410,7 +410,12 @@ def test_only_an_open_mark_of_its_own_counts(keyed: Keyed) -> None:
 def test_counts_are_those_of_a_model_whatever_is_done(keyed: Keyed, rng: random.Random) -> None:
     state = states(keyed)
     model: dict[Any, Any] = {}
-    for _ in range(40):
+    outer: list[tuple[Any, dict[Any, Any]]] = []
+    for number in range(40):
+        if number % 5 == 0:  # marks within marks, released in any order
+            outer.append((keyed.mark(), dict(model)))
+        elif number % 8 == 0:
+            keyed.release(outer.pop(rng.randrange(len(outer)))[0])
         mark, before, written = keyed.mark(), dict(model), {}
         for _ in range(rng.randrange(60)):
             key, space = rng.randrange(8), rng.choice([sb.VOID, "x"])
@@ -451,3 +456,5 @@ def test_counts_are_those_of_a_model_whatever_is_done(keyed: Keyed, rng: random.
             assert keyed.count_changes(mark) == (0, 0)
             model = before
         keyed.release(mark)
+        for each, then in outer:
+            assert keyed.count_changes(each)[1] == len(then.keys() - model.keys())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import sys
 import threading
 import time
@@ -16,7 +15,6 @@ import pytest
 from processes import run
 
 import statebackend as sb
-from statebackend.backends import create_backend
 from statebackend.backends.rocksdb import RocksDbBackend
 from statebackend.backends.rocksdb.settings import PREDEFINED
 from statebackend.checkpoint.keyed import ExpiredAt
@@ -317,43 +315,6 @@ def test_maps_longer_than_what_is_read_ahead(make: Make) -> None:
         state.clear()
         if mark is not None:
             keyed.release(mark)
-
-
-def test_counting_changes_of_marks_within_marks(make: Make, rng: random.Random) -> None:
-    both = [make(), create_backend("reference").create_keyed_backend(int)]
-    states = [
-        (
-            keyed.get_value_state(ValueStateDescriptor("v", int)),
-            keyed.get_map_state(MapStateDescriptor("m", int, int)),
-        )
-        for keyed in both
-    ]
-    marks: list[list[Any]] = []
-    for _ in range(400):
-        action, key, map_key = rng.randrange(8), rng.randrange(6), rng.randrange(3)
-        for keyed in both:
-            keyed.set_current_key(key)
-        if action == 0:
-            marks.append([keyed.mark() for keyed in both])
-        elif action == 1 and marks:
-            for keyed, mark in zip(both, marks.pop(rng.randrange(len(marks))), strict=True):
-                keyed.release(mark)
-        elif action == 2 and marks:
-            for keyed, mark in zip(both, marks[-1], strict=True):
-                keyed.rollback(mark)
-        else:
-            for value, entries in states:
-                if action < 5:
-                    value.update(None if action == 3 else map_key)
-                elif action < 7:
-                    entries.put(map_key, map_key)
-                else:
-                    entries.remove(map_key)
-        for each in marks:
-            removed = [keyed.count_changes(mark)[1] for keyed, mark in zip(both, each, strict=True)]
-            assert removed[0] == removed[1]
-    for keyed in both:
-        keyed.close()
 
 
 def test_rows_come_by_key_group_also_where_the_batch_has_some(make: Make) -> None:
