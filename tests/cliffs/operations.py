@@ -95,17 +95,6 @@ def _clear_many(world: World, number: int) -> None:
     world.write(world.state, 0)
 
 
-def _add_and_clear(world: World, state: Any, number: int) -> None:
-    state.add(world.value)
-    if number % 16 == 15:
-        state.clear()
-
-
-def _write_and_clear(world: World, state: Any, number: int) -> None:
-    world.write(state, 0)
-    state.clear()
-
-
 def _add_many_and_clear(world: World, number: int) -> None:
     keys, _, values = world.columns
     world.state.add_many(keys, values)
@@ -114,7 +103,7 @@ def _add_many_and_clear(world: World, number: int) -> None:
 
 
 _KEYED: dict[str, Call] = {
-    "clear": at(COLD, _write_and_clear),
+    "clear": at(COLD, lambda world, state, number: (world.write(state, 0), state.clear())),
     "exists": at(HOT, lambda world, state, number: state.exists()),
     "clear_many": _clear_many,
     "exists_many": many(lambda state, keys, map_keys, values: state.exists_many(keys)),
@@ -142,34 +131,17 @@ def _put_and(remove: Callable[[Any, int], Any]) -> Call:
     return at(HOT, call)
 
 
-def _remove_many(world: World, number: int) -> None:
-    keys, map_keys, values = world.columns
-    world.state.put_many(keys, map_keys + 500, values)
-    world.state.remove_many(keys, map_keys + 500)
-
-
 def keyed(call: Callable[[Any, World, int], Any]) -> Call:
     return lambda world, number: call(world.keyed, world, number)
 
 
-def _rollback(keyed: Any, world: World, number: int) -> None:
-    mark = keyed.mark()
-    world.fill([COLD])
-    keyed.rollback(mark)
-    keyed.release(mark)
-
-
 def _count_changes(keyed: Any, world: World, number: int) -> None:
+    """Of a batch that is rolled back."""
     mark = keyed.mark()
     world.fill([COLD])
     keyed.count_changes(mark)
     keyed.rollback(mark)
     keyed.release(mark)
-
-
-def _clear_key(keyed: Any, world: World, number: int) -> None:
-    world.fill([COLD], 4)
-    keyed.clear_key()
 
 
 def _merge_namespaces(keyed: Any, world: World, number: int) -> None:
@@ -233,7 +205,7 @@ OPERATIONS: dict[str, dict[str, Call]] = {
         **_KEYED,
         "get": at(HOT, lambda world, state, number: state.get()),
         "__iter__": at(HOT, lambda world, state, number: through(state)),
-        "add": at(COLD, _add_and_clear),
+        "add": at(COLD, lambda world, state, n: (state.add(world.value), n % 16 == 15 and state.clear())),
         "add_all": at(COLD, lambda world, state, number: (state.add_all([world.value] * 3), state.clear())),
         "update": at(COLD, lambda world, state, number: state.update([world.value] * 3)),
         "get_many": many(lambda state, keys, map_keys, values: state.get_many(keys)),
@@ -258,7 +230,12 @@ OPERATIONS: dict[str, dict[str, Call]] = {
         "__iter__": at(HOT, lambda world, state, number: through(state)),
         "get_many": many(lambda state, keys, map_keys, values: state.get_many(keys, map_keys)),
         "put_many": many(lambda state, keys, map_keys, values: state.put_many(keys, map_keys, values)),
-        "remove_many": _remove_many,
+        "remove_many": many(
+            lambda state, keys, map_keys, values: (
+                state.put_many(keys, map_keys + 500, values),
+                state.remove_many(keys, map_keys + 500),
+            )
+        ),
         "spaced get_many": spaced("get_many", slice(0, 2)),
         "spaced put_many": spaced("put_many", slice(0, 3)),
         "timed put_many": timed("put_many", slice(0, 3)),
@@ -285,7 +262,7 @@ OPERATIONS: dict[str, dict[str, Call]] = {
         "keys_and_namespaces": keyed(lambda k, w, n: through(k.keys_and_namespaces("value"))),
         "apply_to_all_keys": keyed(lambda k, w, n: k.apply_to_all_keys(w.state.descriptor, lambda *_: None)),
         "num_entries": keyed(lambda k, w, n: k.num_entries()),
-        "clear_key": keyed(_clear_key),
+        "clear_key": keyed(lambda k, w, n: (w.fill([COLD], 4), k.clear_key())),
         "merge_namespaces": keyed(_merge_namespaces),
         "begin": keyed(lambda k, w, n: (k.begin(w.clock.now()), k.begin(None))),
         "set_event_time": keyed(lambda k, w, n: (k.begin(watermarks=(n, n + 1)), k.set_event_time(n))),
@@ -294,7 +271,7 @@ OPERATIONS: dict[str, dict[str, Call]] = {
         "advance": keyed(lambda k, w, n: k.advance()),
         "mark": keyed(lambda k, w, n: k.release(k.mark())),
         "release": keyed(lambda k, w, n: k.release(k.mark())),
-        "rollback": keyed(_rollback),
+        "rollback": keyed(_count_changes),
         "count_changes": keyed(_count_changes),
         "snapshot": keyed(_snapshot),
         "savepoint": keyed(lambda k, w, n: k.savepoint(str(w.folder(n)))),

@@ -63,10 +63,6 @@ VARIANTS = [
 ]
 
 
-def _reduce(declared: Any) -> Any:
-    return {sb.types.LONG: "max", sb.types.STRING: "max"}.get(declared, _latest)
-
-
 def _aggregate(name: str, declared: Any) -> Any:
     if declared is sb.types.LONG:
         return sb.AggregatingStateDescriptor(name, "avg", declared)
@@ -80,14 +76,14 @@ DESCRIPTORS: dict[str, Callable[[str, Any], Any]] = {
     "value": sb.ValueStateDescriptor,
     "list": sb.ListStateDescriptor,
     "map": lambda name, declared: sb.MapStateDescriptor(name, int, declared),
-    "reducing": lambda name, declared: sb.ReducingStateDescriptor(name, _reduce(declared), declared),
+    "reducing": lambda name, declared: sb.ReducingStateDescriptor(
+        name, "max" if declared in (sb.types.LONG, sb.types.STRING) else _latest, declared
+    ),
     "aggregating": _aggregate,
-    "folding": lambda name, declared: sb.FoldingStateDescriptor(name, _first(declared), _latest, declared),
+    "folding": lambda name, declared: sb.FoldingStateDescriptor(
+        name, next(each.value for each in VALUES.values() if each.declared is declared), _latest, declared
+    ),
 }
-
-
-def _first(declared: Any) -> Any:
-    return next(each.value for each in VALUES.values() if each.declared is declared)
 
 
 class World:
@@ -353,12 +349,8 @@ def _rows(world: World, count: int) -> None:
     world.rows = count
 
 
-def _nothing(world: World, count: int) -> None:
-    world.base()
-
-
 #: The calls that came before under one open mark: each operation makes its own.
-FORMER = Growth("former calls", _nothing, takes_memory=True)
+FORMER = Growth("former calls", lambda world, count: world.base(), takes_memory=True)
 #: The rows of one call: the cost of a row.
 ROWS = Growth("rows of a batch", _rows, large=5_000)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from statebackend.checkpoint import CheckpointStore, StateSnapshot
 from statebackend.checkpoint.files import StoreFiles
@@ -149,13 +150,15 @@ def check_nothing_left(reader: CheckpointReader, there: Iterable[str], epoch: in
     assert sorted(there) == sorted(expected)
 
 
-def check_recovery(files: StoreFiles, list_all: Callable[[], Iterable[str]], told: Told) -> None:
+def check_recovery(
+    files: StoreFiles, list_all: Callable[[], Iterable[str]], told: Told, check_left: Any = check_nothing_left
+) -> None:
     """After any crash: the checkpoints are right, opening leaves nothing behind, and the story can go on."""
     reader = CheckpointReader("/", _files=files)
     check_checkpoints(reader, told)
     store = open_store(files)
     check_checkpoints(store, told)
-    check_nothing_left(store, list_all(), store.epoch)
+    check_left(store, list_all(), store.epoch)
     newest = store.latest()
     told = Told(newest)
     first = 0 if newest is None else newest + 1
@@ -165,5 +168,5 @@ def check_recovery(files: StoreFiles, list_all: Callable[[], Iterable[str]], tol
     assert store.checkpoints() == list(range(first + 1, first + RETAIN + 1))
     check_checkpoints(store, told)
     store.open_for_writing()  # removes the folders that retention has emptied
-    check_nothing_left(store, list_all(), store.epoch)
+    check_left(store, list_all(), store.epoch)
     store.close()
