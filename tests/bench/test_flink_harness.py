@@ -5,18 +5,14 @@ The tests that start a JVM are skipped without a JDK or without Flink in the cac
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from bench.flink import (
     BACKEND_OPS,
     MAP_OPS,
     FlinkPeer,
-    KeyFile,
-    PeerFailed,
     provision,
     random_keys,
-    round_order,
 )
 from bench.flink.__main__ import table
 
@@ -32,20 +28,6 @@ def assert_plausible(measurement: dict, samples: int = 2) -> None:
     assert measurement["median_mops"] == pytest.approx(1e3 / measurement["median_ns_per_op"], rel=0.01)
     assert {"-Xms256m", "-Xmx256m"} <= set(measurement["jvm"]["vm_flags"])
     assert measurement["jvm"]["flink_version"] == provision.FLINK_VERSION
-
-
-class TestKeys:
-    def test_a_round_visits_every_key_once_in_an_order_of_its_own(self):
-        keys = random_keys(N)
-        first, second = round_order(keys, 1, 0), round_order(keys, 1, 1)
-        assert np.array_equal(np.sort(first), np.sort(keys))
-        assert np.array_equal(np.sort(second), np.sort(keys))
-        assert not np.array_equal(first, second)
-
-    @pytest.mark.parametrize("keys", [[1, 1], [], [0.5], [[1]]])
-    def test_keys_that_are_not_distinct_integers_are_refused(self, keys, tmp_path):
-        with pytest.raises(ValueError, match="keys must be"):
-            KeyFile.write(tmp_path / "keys", np.array(keys), seed=1)
 
 
 class TestProvision:
@@ -92,16 +74,3 @@ class TestRuns:
         assert one["bytes_written"] >= 17 * 3 * N
         # Whether a batch fits in before so little is written is chance.
         assert one["median_slowdown"] is None or one["median_slowdown"] > 0
-
-
-class TestFaults:
-    ARGUMENTS = {"ops": "get", "key-groups": 16, "samples": 1, "warmup": 0, "key-type": "long"}
-
-    def launch(self, peer: FlinkPeer, key_file: KeyFile) -> list[dict]:
-        return peer.launch("map", key_file, self.ARGUMENTS, heap="256m")
-
-    def test_other_keys_than_announced_are_noticed(self, peer, tmp_path):
-        key_file = KeyFile.write(tmp_path / "keys", random_keys(N), seed=1)
-        KeyFile.write(tmp_path / "keys", random_keys(N, seed=2), seed=1)
-        with pytest.raises(PeerFailed, match="key file: the checksum differs"):
-            self.launch(peer, key_file)

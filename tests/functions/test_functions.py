@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,28 +10,13 @@ import pytest
 from stateful_functions import Buffering, Total
 
 import statebackend as sb
-from statebackend.testing import Harness, ManualClock
+from statebackend.testing import Harness
 
 pytestmark = pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
 
 
 def rows(*pairs: tuple[Any, Any]) -> list[dict[str, Any]]:
     return [{"user": user, "amount": amount} for user, amount in pairs]
-
-
-def test_rows_are_processed_in_order_with_their_key_current(backend: str) -> None:
-    with Harness(Total(), str, key="user", backend=backend) as harness:
-        assert harness.process_batch(rows(("a", 1), ("b", 5), ("a", 2))) == [("a", 1), ("b", 5), ("a", 3)]
-        assert harness.process_element("b", {"amount": 1}) == [("b", 6)]
-
-
-def test_a_failed_batch_leaves_no_trace(backend: str) -> None:
-    with Harness(Total(), str, key="user", backend=backend) as harness:
-        harness.process_batch(rows(("a", 1)))
-        with pytest.raises(ValueError, match="negative"):
-            harness.process_batch(rows(("a", 10), ("c", 1), ("a", -1)))
-        assert list(harness.keyed.keys("total")) == ["a"]
-        assert harness.process_batch(rows(("a", 2))) == [("a", 3)]
 
 
 class Recorder(sb.KeyedProcessFunction):
@@ -91,21 +75,6 @@ def test_operator_state_outlives_a_failure_and_nothing_doubles(backend: str) -> 
         with pytest.raises(ValueError, match="negative"):
             harness.process_batch([{"n": n} for n in (5, 6, 7, -1)])
         assert harness.process_batch([{"n": n} for n in (5, 6)]) == [(4, 5, 6)]
-
-
-def test_a_listener_is_told_of_every_batch(backend: str) -> None:
-    told = []
-
-    class Listening(Total, sb.CheckpointListener):
-        def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-            told.append(checkpoint_id)
-
-    with Harness(Listening(), str, backend=backend) as harness:
-        harness.process_element("a", {"amount": 1})
-        with pytest.raises(ValueError, match="negative"):
-            harness.process_element("a", {"amount": -1})
-        harness.process_element("a", {"amount": 1})
-    assert told == [0, 1]
 
 
 class Rules(sb.KeyedProcessFunction):
@@ -199,35 +168,6 @@ def test_a_batch_function_works_on_whole_columns(backend: str) -> None:
         assert harness.process_batch(rows(("a", 1), ("a", 1))) == [("a", 5)]
 
 
-class Clocked(sb.KeyedProcessFunction):
-    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
-        yield (ctx.now,)
-
-
-def test_time_stands_still_in_a_batch_and_never_goes_back(backend: str) -> None:
-    clock = ManualClock(1000)
-    with Harness(Clocked(), int, clock=clock, backend=backend) as harness:
-        assert harness.process_element(1, (0,)) == [(1000,)]
-        clock.set(400)
-        assert harness.process_element(1, (0,)) == [(1000,)]
-        clock.set(2000)
-        assert harness.process_element(1, (0,)) == [(2000,)]
-
-
-def test_counters_outlive_failures(backend: str) -> None:
-    class Counting(sb.KeyedProcessFunction):
-        def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
-            ctx.metrics.counter("seen").inc()
-            if row.fails:
-                raise RuntimeError("as told")
-
-    with Harness(Counting(), int, backend=backend) as harness:
-        harness.process_element(1, {"fails": False})
-        with pytest.raises(RuntimeError, match="as told"):
-            harness.process_element(1, {"fails": True})
-        assert harness.metrics.values() == {"seen": 2}
-
-
 def test_functions_without_the_other_methods_say_so(backend: str) -> None:
     class Registering(sb.KeyedProcessFunction):
         def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
@@ -278,16 +218,6 @@ def test_a_function_that_cannot_be_copied_is_refused_with_a_reason(backend: str)
 
     with pytest.raises(sb.UsageError, match=r"attribute generator, a generator.*in open"):
         Harness(Locked(), str, backend=backend)
-
-
-def test_a_job_is_picklable(backend: str) -> None:
-    from statebackend.runtime import Job
-
-    job = pickle.loads(
-        pickle.dumps(Job(Total(), key=["a", "b"], schema="a int, `b c` string", backend=backend))
-    )
-    assert job.columns == ("a", "b")
-    assert job.outputs["main"].row_type == sb.types.of("a int, `b c` string")
 
 
 def test_a_restart_between_any_two_steps_changes_nothing(backend: str) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import run
 
 import statebackend as sb
 from statebackend.errors import StoreError
@@ -176,46 +175,3 @@ def test_a_damaged_file(tmp_path: Path, store: sb.CheckpointStore) -> None:
             keyed.snapshot(1, store, incremental=False).result()
         keyed.close()
         check_the_way_back(tmp_path / f"state {part}")
-
-
-def test_a_lost_file(tmp_path: Path) -> None:
-    """Files that are open are still there for who has them open; closed ones are missed by name."""
-    done = run(
-        """
-import os, sys, pathlib
-import statebackend as sb
-from statebackend.errors import StoreError
-keyed = sb.create_backend("rocksdb", local_dir=sys.argv[1], memory_limit=4 << 20).create_keyed_backend(int)
-state = keyed.get_value_state(sb.ValueStateDescriptor("v", bytes))
-database = keyed.scratch.database
-for number in range(3):
-    state.update_many(list(range(number * 100, number * 100 + 100)), [os.urandom(100)] * 100)
-    database.flush()
-lost = sorted(pathlib.Path(keyed.scratch.folder, "db").glob("*.sst"))[0]
-os.unlink(lost)
-for handle in os.listdir("/proc/self/fd"):  # whoever had it open has it no longer, as after a lost mount
-    try:
-        if lost.name in os.readlink(f"/proc/self/fd/{handle}"):
-            other = os.open("/dev/null", os.O_RDONLY)
-            os.dup2(other, int(handle))
-    except OSError:
-        pass
-codes = set()
-for key in range(300):
-    keyed.set_current_key(key)
-    try:
-        assert state.value() is not None, "silently empty"
-    except StoreError as error:
-        codes.add(error.code)
-        assert lost.name in str(error), error
-try:
-    database.compact(keyed._states["v"].table.family)
-except StoreError as error:
-    codes.add(error.code)
-print(sorted(codes))
-keyed.close()
-""",
-        tmp_path,
-    )
-    assert done.stdout in ("['STORE.DATABASE_CORRUPT']\n", "['STORE.DATABASE_LOST_FILE']\n"), done.stdout
-    assert done.stderr == ""

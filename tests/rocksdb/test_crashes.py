@@ -167,10 +167,3 @@ except StoreError as error:
     )
     assert done.stdout == "STORE.DATABASE_LOCKED True\n"
     put(db, db.column_family("a"), b"k", b"v")
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError) as error:
-        open_database(tmp_path / "file" / "db")
-    assert str(tmp_path / "file" / "db") in str(error.value)

@@ -238,17 +238,6 @@ def test_a_savepoint_has_both_times(queries: Any, tmp_path: Path) -> None:
             again.close()
 
 
-def test_a_savepoint_of_a_running_job_without_event_time_has_the_time_of_the_clock(
-    queries: Any, tmp_path: Path
-) -> None:
-    query = queries("store", Plain(), None)
-    query.run(0, at(0))
-    live = query.runner._execution.task.keyed.savepoint(tmp_path / "live")
-    made = sb.tools.savepoint(query.folder, tmp_path / "made")
-    for savepoint in (live, made):
-        assert (savepoint.now, savepoint.watermark) == (START, None)
-
-
 def test_a_stream_is_idle_up_to_the_plan_of_a_batch(tmp_path: Path) -> None:
     """A planned batch without rows that is run again after an outage says nothing of the rows that have come since."""
     clock = ManualClock(START)
