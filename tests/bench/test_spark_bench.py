@@ -36,6 +36,13 @@ def write_run(folder: Path, count: int, runs: dict[str, Any], rows: list[dict[st
     (folder / "run.json").write_text(json.dumps({**run, "runs": runs, "rows": rows}))
 
 
+def row(figure: str, contender: str, peer: str, ours: float, theirs: float, ratio: float, target: Any) -> Any:
+    """A row of a run that has not met its target."""
+    names = {"figure": figure, "contender": contender, "peer_name": peer, "sizes": ["large", "large"]}
+    met = None if target is None else False
+    return {**names, "ours": ours, "peer": theirs, "ratio": ratio, "met": met, "target": target}
+
+
 def test_parts_are_medians_after_the_warm_up_and_the_rest_is_sparks() -> None:
     whole, parts = batch_parts(said([900, 100, 120, 110], 10, function=[9, 30, 40, 50], sink=[9, 5, 5, 5]), 1)
     assert whole == 110
@@ -52,20 +59,7 @@ def test_a_run_becomes_the_page(tmp_path: Path) -> None:
         "batches/large": said([9000, 1000], 2_000_000, function=[9, 300], sink=[9, 500]),
         "spark/large": {"batches": [{"rows": 2_000_000, "ms": 4000}] * 2, "parts": []},
     }
-    rows = [
-        {
-            "figure": "P12",
-            "contender": "batches",
-            "peer_name": "spark",
-            "sizes": ["large", "large"],
-            "ours": 2000.0,
-            "peer": 500.0,
-            "ratio": 4.0,
-            "met": False,
-            "target": 5.0,
-        }
-    ]
-    write_run(tmp_path, 2_000_000, runs, rows)
+    write_run(tmp_path, 2_000_000, runs, [row("P12", "batches", "spark", 2000.0, 500.0, 4.0, 5.0)])
     page = tmp_path / "spark.md"
     page.write_text((ROOT / "docs/performance/spark.md").read_text())
     for _ in range(2):  # a page that was renewed can be renewed
@@ -85,20 +79,8 @@ def test_a_run_of_hosts_renews_its_own_tables_alone(tmp_path: Path) -> None:
         runs[f"{name}/large"] = said([900, 200], 1000, scatter=[9, 40], run=[9, 60])
         for number, each in enumerate(runs[f"{name}/large"]["parts"]):
             each["hosts"] = [{"durationMs": {"function": 10.0 + number}}, {"durationMs": {"function": 5.0}}]
-    rows = [
-        {
-            "figure": "P24",
-            "contender": name,
-            "peer_name": "batches",
-            "sizes": ["large", "large"],
-            "ours": 5.0,
-            "peer": 10.0,
-            "ratio": 0.45,
-            "met": False if name == "two hosts" else None,
-            "target": 0.5 if name == "two hosts" else None,
-        }
-        for name in ("two hosts", "one host", "four hosts")
-    ]
+    targets = {"two hosts": 0.5, "one host": None, "four hosts": None}
+    rows = [row("P24", name, "batches", 5.0, 10.0, 0.45, target) for name, target in targets.items()]
     write_run(tmp_path, 1000, runs, rows)
     page = tmp_path / "spark.md"
     before = (ROOT / "docs/performance/spark.md").read_text()

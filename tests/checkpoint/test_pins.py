@@ -23,9 +23,8 @@ from statebackend.checkpoint.store import store as stores
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedTime:
     made = StoppedTime()
-    for module in (stores, retention):
+    for module in (stores, retention, pins):
         monkeypatch.setattr(module, "time", made)
-    monkeypatch.setattr(pins, "time", made)
     return made
 
 

@@ -48,10 +48,6 @@ def unopened(files: StoreFiles, retain: int = 3) -> CheckpointStore:
     return CheckpointStore("/", retain=retain, _files=files)
 
 
-def open_it(store: CheckpointStore) -> None:
-    store.open_for_writing(query=QUERY, key_type=int, max_parallelism=128)
-
-
 def commit_it(store: CheckpointStore) -> None:
     """On the files of the checkpoint before, as a snapshot has them, which is not read."""
     with store._lock:
@@ -61,7 +57,7 @@ def commit_it(store: CheckpointStore) -> None:
 
 #: What the first does, on a store with the checkpoints 1, 2 and 3, of which the last two share files.
 ACTIONS: dict[str, Callable[[CheckpointStore], None]] = {
-    "opening": open_it,
+    "opening": lambda store: store.open_for_writing(query=QUERY, key_type=int, max_parallelism=128) and None,
     "commit": commit_it,
     "retention": lambda store: commit(store, 4) and None,
     "rewind": lambda store: store.rewind(2) and None,
@@ -120,13 +116,10 @@ def prepared(place: Place, action: str, plan: Plan) -> CheckpointStore:
     if action == "opening":
         make(place(undisturbed)).close()
         return unopened(place(plan))
-    return make(place(plan)) if action != "retention" else shrunk(place, plan)
-
-
-def shrunk(place: Place, plan: Plan) -> CheckpointStore:
-    """A writer whose next commit drops all others, with their files."""
+    if action != "retention":
+        return make(place(plan))
     make(place(undisturbed)).close()
-    return opened(place(plan), retain=1)
+    return opened(place(plan), retain=1)  # its next commit drops all others, with their files
 
 
 def meet(place: Place, action: str, answer: str, at: int) -> str:

@@ -123,12 +123,14 @@ def test_columns_may_have_any_name() -> None:
 
 
 @pytest.mark.spark
-def test_rows_of_spark_come_out() -> None:
+def test_rows_of_spark_go_in_and_come_out() -> None:
     from pyspark.sql import Row as SparkRow
 
-    make = Echo(lambda row: SparkRow(total=1, user=row.user))
+    make = Echo(lambda row: SparkRow(total=row.n, user=row.user))
     with Harness(make, str, key="user", schema="user string, total bigint") as harness:
-        assert [tuple(each) for each in harness.process_batch([{"user": "ann"}])] == [("ann", 1)]
+        assert [tuple(each) for each in harness.process_batch([SparkRow(n=1, user="ann")])] == [("ann", 1)]
+        with pytest.raises(sb.UsageError, match="no names"):
+            harness.process_batch([SparkRow("ann", 1)])
 
 
 @pytest.mark.parametrize("given", [None, 7, (1,), (1, 2, 3), [1, 2]], ids=str)
@@ -246,16 +248,6 @@ def test_a_harness_takes_times_of_numpy_and_pandas_by_row_and_by_batch() -> None
                 row = {"user": "ann", "at": at}
                 found = harness.process_batch([row]) if is_batch else harness.process_element("ann", row)
                 assert (found, harness.watermark) == ([(wanted,)], wanted)
-
-
-@pytest.mark.spark
-def test_a_harness_takes_rows_of_spark() -> None:
-    from pyspark.sql import Row as SparkRow
-
-    with Harness(Echo(lambda row: (row.user, row.n)), str, key="user") as harness:
-        assert harness.process_batch([SparkRow(n=1, user="ann")]) == [("ann", 1)]
-        with pytest.raises(sb.UsageError, match="no names"):
-            harness.process_batch([SparkRow("ann", 1)])
 
 
 @pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from refusing_disks import disk
 
 import statebackend as sb
 from statebackend.errors import StoreError
@@ -20,14 +19,8 @@ ROWS = 4000
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no file system can be mounted here; test_crashes limits the size of files instead")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with disk(tmp_path / "small", "24m") as made:
+        yield made
 
 
 def filled(local: Path, store: sb.CheckpointStore) -> tuple[Any, Any]:

@@ -22,15 +22,20 @@ def mounted(*arguments: str) -> bool:
     return not subprocess.run(["mount", *arguments], capture_output=True, check=False).returncode
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB; skipped where none can be made."""
-    folder = tmp_path / "small"
+@contextlib.contextmanager
+def disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of a size; skipped where none can be made."""
     folder.mkdir()
-    if not (may_mount() and mounted("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder))):
+    if not (may_mount() and mounted("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))):
         pytest.skip("needs the right to mount a small file system")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with disk(tmp_path / "small", "1m") as made:
+        yield made
 
 
 def fill(ballast: Path) -> None:
