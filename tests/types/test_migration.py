@@ -34,6 +34,7 @@ CASES = [
     ("decimal(12,2)", "decimal(10,2)", NEVER),
     ("array<int>", "array<bigint>", AFTER),
     ("array<int>", "array<string>", NEVER),
+    ("int", "array<int>", NEVER),
     ("map<int,int>", "map<int,bigint>", AFTER),
     ("map<int,int>", "map<bigint,int>", NEVER),
     (tuple[int, str], tuple[int, str], AS_IS),
