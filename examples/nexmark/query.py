@@ -91,7 +91,7 @@ class Run:
     def watermarks(self) -> dict[str, int | None]:
         """Of each file, the watermark before its batch, found from the files of the batches before."""
         event_time = self.job.options.get("event_time")
-        delay = event_time.delay if isinstance(event_time, sb.spark.EventTime) else 0
+        delay = event_time.watermark_delay if isinstance(event_time, sb.EventTime) else 0
         found: dict[str, int | None] = {}
         newest: int | None = None
         for files in self._files_of_batches():

@@ -98,7 +98,7 @@ JOB = Job(
     where="kind = 'bid'",
     columns=("person", "at"),
     schema="person bigint, start bigint, end bigint, bids bigint",
-    options={"event_time": "at", "delay": PATIENT},
+    options={"event_time": sb.EventTime("at", watermark_delay=PATIENT)},
     sql={
         "main": f"""
             select person, min(at) as start, max(at) + {GAP} as end, count(*) as bids from (

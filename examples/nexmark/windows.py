@@ -66,7 +66,7 @@ JOB = Job(
         "windows": "auction bigint, window bigint, bids bigint, highest bigint",
         "late": "auction bigint, at bigint, seq bigint",
     },
-    options={"event_time": sb.spark.EventTime("at", delay=DISORDER, late="late")},
+    options={"event_time": sb.EventTime("at", watermark_delay=DISORDER, late=sb.to_output("late"))},
     sql={
         "windows": f"""
             select auction, at - at % {SIZE} as window, count(*) as bids, max(price) as highest

@@ -132,7 +132,7 @@ JOB = Job(
     where="kind <> 'person'",
     columns=("kind", "auction", "person", "expires", "price", "at", "seq"),
     schema="auction bigint, person bigint, price bigint, at bigint",
-    options={"event_time": "at", "delay": PATIENT},
+    options={"event_time": sb.EventTime("at", watermark_delay=PATIENT)},
     sql={
         "main": f"""
             select auction, person, price, at from (

@@ -115,7 +115,7 @@ def run(spark: Any, folder: Path) -> list[Alert]:
         key="card",
         schema="card string, rule string, value bigint",
         checkpoint=folder / "state",
-        broadcast="is_rule",
+        broadcast_when="is_rule",
         sink=sink,
     )
     schema = spark.read.parquet(str(folder / "in")).schema

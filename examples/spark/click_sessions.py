@@ -132,8 +132,7 @@ def run(spark: Any, folder: Path) -> list[Session]:
         key="user",
         schema=SCHEMA,
         checkpoint=folder / "state",
-        event_time="at",
-        delay=LATE,
+        event_time=sb.EventTime("at", watermark_delay=LATE),
         order_by="at",
         sink=sink,
     )

@@ -44,7 +44,7 @@ class TaskSurvey(NamedTuple):
     #: All rows but the ticks of a heartbeat.
     num_rows: int = 0
     num_broadcast: int = 0
-    #: Rows that have a null for a key, and go to no host.
+    #: Rows that have a null for a key: they go to no host, or to the first one if an output takes them.
     num_nulls: int = 0
     #: The greatest event time that counts, in milliseconds; None if no row has told one.
     newest: int | None = None
@@ -103,7 +103,7 @@ class BatchSurvey(NamedTuple):
         )
 
     def check(self, job: Job) -> None:
-        """Raise if a key is null, unless the job drops such rows."""
+        """Raise if a key is null, unless the job says where such rows go."""
         check_null_keys(job, self.num_nulls, self.num_rows - self.num_broadcast)
 
     def times(self, event_time: EventTime, watermark: int | None, idle: int | None = None) -> Survey:
@@ -172,14 +172,16 @@ class RowPartitioner:
         if len(keyed) < len(hosts):
             steering = steering.take(pa.array(keyed))
         newest = self._newest(steering)
-        keyed, steering = self._without_null_keys(keyed, steering)
+        keyed, steering, nulls = self._without_null_keys(keyed, steering)
+        if self._job.null_key_output is not None:
+            hosts[nulls] = 0  # any host can give them to the output
         if len(keyed):
             hosts[keyed] = self._host_of[self._key_groups(keys_of(self._job, steering))]
         counts = np.bincount(hosts, minlength=self._none + 1).tolist()
         survey = TaskSurvey(
             rows.num_rows,
             counts[self._all],
-            counts[self._none],
+            len(nulls),
             newest,
             None if self._survey.digest is None else rows_digest(pa.Table.from_batches([rows])),
             heartbeats,
@@ -223,12 +225,13 @@ class RowPartitioner:
 
     def _without_null_keys(
         self, numbers: NDArray[np.int64], rows: pa.RecordBatch
-    ) -> tuple[NDArray[np.int64], pa.RecordBatch]:
+    ) -> tuple[NDArray[np.int64], pa.RecordBatch, NDArray[np.int64]]:
         key = self._job.key
         if not isinstance(key, str) or not rows.column(key).null_count:
-            return numbers, rows
-        is_valid = pc.is_valid(rows.column(key))
-        return numbers[is_valid.to_numpy(zero_copy_only=False)], rows.filter(is_valid)
+            return numbers, rows, numbers[:0]
+        valid = pc.is_valid(rows.column(key))
+        is_valid = valid.to_numpy(zero_copy_only=False)
+        return numbers[is_valid], rows.filter(valid), numbers[~is_valid]
 
     def _key_groups(self, keys: pa.Array) -> NDArray[np.uint16]:
         canonical = encoded_keys(self._encoder, keys)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from statebackend.columns.nested_columns import encoded_keys
 from statebackend.errors import SerializationTypeError, UsageError
 from statebackend.keys import as_columnar, key_encoder
-from statebackend.runtime.event_time import EventTime, RowTimes
+from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.job import Job
 
 
@@ -55,8 +55,8 @@ class Batch:
         self.dropped_rows = self.num_dropped_by_time = 0
         #: The late rows, and those whose time is too far ahead of the clock.
         self.num_late = self.num_ahead = 0
-        #: Rows that are not on time, for the output that takes them.
-        self.late: pa.Table | None = None
+        #: Rows that do not fit, with the output that takes them.
+        self.aside: list[tuple[str, pa.Table]] = []
         #: Rows for `process_broadcast`.
         self.broadcast: pa.Table | None = None
         if job.broadcast is not None:
@@ -74,7 +74,7 @@ class Batch:
         if isinstance(job.key, str):
             table = self._without_null_keys(job, table, job.key)
         if self.times is not None and job.event_time is not None:
-            table = self._on_time(job.event_time, self.times, table)
+            table = self._on_time(job, self.times, table)
         if job.sorted_by and table.num_rows > 1 and not in_order:
             order = _order(table, job.sorted_by)
             table = table.take(order)
@@ -109,32 +109,47 @@ class Batch:
         check_null_keys(job, nulls, table.num_rows, f"position {first}, ")
         self.dropped_rows = nulls
         is_valid = pc.is_valid(table.column(key))
+        if job.null_key_output is not None:
+            self.aside.append((job.null_key_output, table.filter(pc.invert(is_valid))))
         if self.times is not None:
             self.times = self.times.take(is_valid.to_numpy())
         return table.filter(is_valid)
 
-    def _on_time(self, event_time: EventTime, times: RowTimes, table: pa.Table) -> pa.Table:
+    def _on_time(self, job: Job, times: RowTimes, table: pa.Table) -> pa.Table:
         """Count the rows that are not on time, and drop them or put them aside if the job does."""
         self.num_late, self.num_ahead = times.num_late, times.num_ahead
         outside = self.num_late + self.num_ahead
-        if not outside or (event_time.late_output is None and not event_time.drops_late):
+        late = "keep" if job.event_time is None else job.event_time.late
+        if not outside or late == "keep":
             return table
-        if event_time.drops_late:
+        if late == "fail":
+            raise late_rows(self.num_late, self.num_ahead)
+        if job.late_output is None:
             self.num_dropped_by_time = outside
         else:
-            self.late = table.filter(pa.array(~times.is_on_time))
+            self.aside.append((job.late_output, table.filter(pa.array(~times.is_on_time))))
         self.times = times.take(times.is_on_time)
         return table.filter(pa.array(times.is_on_time))
 
 
+def late_rows(late: int, ahead: int) -> UsageError:
+    """The error of a batch with rows that are not on time, where the job allows none."""
+    return UsageError(
+        "rows of the batch are late",
+        code="USAGE.LATE_ROWS",
+        detail=f"{late:,} rows are late, {ahead:,} are too far ahead of the clock, late='fail'",
+        hint="EventTime(..., late=) takes 'keep', 'drop' or sb.to_output(name), too",
+    )
+
+
 def check_null_keys(job: Job, nulls: int, rows: int, where: str = "") -> None:
-    """Raise if keys of these rows are null, unless the job drops such rows; `where` is the first of them."""
-    if nulls and not job.drops_null_keys:
+    """Raise if keys of these rows are null, unless the job says where such rows go; `where` is the first of them."""
+    if nulls and job.null_keys == "fail":
         raise SerializationTypeError(
             "a key is null",
             code="SERIALIZATION.NULL_KEY",
             detail=f"column {job.key!r}, {where}{nulls} of {rows} rows",
-            hint="filter such rows out before foreachBatch, or pass null_keys='drop'",
+            hint="filter such rows out before foreachBatch, or pass null_keys='drop' or sb.to_output(name)",
         )
 
 

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.errors import UsageError
 from statebackend.keys import TimeColumn, time_column
+from statebackend.runtime.row_rules import Rule, checked_rule
 from statebackend.types import is_not_a_time
 from statebackend.units import Duration, milliseconds
 
-TIMERS = ("after_batch", "in_order")
+TIMERS = ("after_batch", "between_rows")
 _EVENT_TIME = "the event-time column"
 #: The event time while there is none: nothing has expired by then.
 NO_TIME = -(2**63)
@@ -28,58 +29,47 @@ _MILLISECOND = datetime.timedelta(milliseconds=1)
 class EventTime:
     """All that a job says about the time of its rows: pass it as ``event_time=``.
 
-    ``column`` is a timestamp, or a number of milliseconds. The *watermark* is the greatest time so far less ``delay``,
-    and never falls. A row is late if its time is below the watermark of the batch before: ``late="drop"`` drops such
-    rows, ``"keep"`` gives them to the function, and any other name gives them, as they are, to the output of that name.
-    With ``timers="in_order"`` the rows of a key come in the order of their times, each after the timers that are due
-    before it; with ``"after_batch"`` as they are, and all timers after them. A time that is further than ``max_ahead``
-    ahead of the clock does not move the watermark, and its row goes the way of a late one. When no row with a time has
-    come for ``idle_after``, the watermark follows the clock, at a distance of ``idle_after`` and ``delay``; that is for
-    rows whose times are those of the clock, and not for a replay of older ones. ``delay``, ``max_ahead`` and
-    ``idle_after`` are durations: a `datetime.timedelta`, milliseconds, or a text such as ``"10 minutes"``.
+    ``column`` is a timestamp, or a number of milliseconds. The *watermark* is the greatest time so far less
+    ``watermark_delay``, and never falls. A row is late if its time is below the watermark of the batch before:
+    ``late="keep"`` gives such rows to the function, ``"drop"`` drops them, ``"fail"`` fails the batch, and
+    ``to_output(name)`` gives them, as they are, to an output. With ``timers="between_rows"`` the rows of a key come in
+    the order of their times, each after the timers that are due before it; with ``"after_batch"`` as they are, and all
+    timers after them. A time that is further than ``max_ahead`` ahead of the clock does not move the watermark, and its
+    row goes the way of a late one. When no row with a time has come for ``idle_after``, the watermark follows the
+    clock, at a distance of ``idle_after`` and ``watermark_delay``; that is for rows whose times are those of the clock,
+    and not for a replay of older ones. ``watermark_delay``, ``max_ahead`` and ``idle_after`` are durations:
+    milliseconds, a `datetime.timedelta`, or a text such as ``"10 minutes"``.
 
-    >>> EventTime("at", delay="1 minute", late="drop").delay
+    >>> EventTime("at", watermark_delay="1 minute", late="drop").watermark_delay
     60000
     >>> EventTime("at", timers="sometimes")
     Traceback (most recent call last):
-    statebackend.errors.UsageError: timers is 'after_batch' or 'in_order' [USAGE]
+    statebackend.errors.UsageError: timers is 'after_batch' or 'between_rows' [USAGE]
     """
 
     column: str
-    delay: Duration = 0
-    late: str = "keep"
+    watermark_delay: Duration = 0
+    late: Rule = "keep"
     timers: str = "after_batch"
     max_ahead: Duration | None = None
     idle_after: Duration | None = None
 
     def __post_init__(self) -> None:
         column: Any = self.column
-        late: Any = self.late
         if not isinstance(column, str) or not column:
             raise UsageError("event_time is the name of a column, or an EventTime of one")
-        for name in ("delay", "max_ahead", "idle_after"):
+        for name in ("watermark_delay", "max_ahead", "idle_after"):
             given = getattr(self, name)
-            if given is not None or name == "delay":
+            if given is not None or name == "watermark_delay":
                 object.__setattr__(self, name, milliseconds(name, given, least=0))
-        if not isinstance(late, str) or not late:
-            raise UsageError("late is 'keep', 'drop' or the name of an output")
+        checked_rule("late", self.late, "keep", "drop", "fail")
         if self.timers not in TIMERS:
-            raise UsageError("timers is 'after_batch' or 'in_order'")
+            raise UsageError("timers is 'after_batch' or 'between_rows'")
 
     @property
     def is_in_order(self) -> bool:
         """True if rows and timers of a key come in the order of their times."""
-        return self.timers == "in_order"
-
-    @property
-    def drops_late(self) -> bool:
-        """True if late rows do not reach the function."""
-        return self.late == "drop"
-
-    @property
-    def late_output(self) -> str | None:
-        """The output that takes late rows; None if they are kept or dropped."""
-        return None if self.late in ("keep", "drop") else self.late
+        return self.timers == "between_rows"
 
 
 @dataclass(frozen=True)
@@ -122,7 +112,7 @@ class RowTimes:
         telling = own[~(is_null | is_ahead)]
         after = watermark
         if len(telling):
-            newest = int(telling.max()) - _whole(event_time.delay)
+            newest = int(telling.max()) - _whole(event_time.watermark_delay)
             after = newest if watermark is None else max(watermark, newest)
             _check_storable(after, event_time.column)
         elif watermark is not None and idle is not None:

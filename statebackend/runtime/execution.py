@@ -105,7 +105,7 @@ class BatchTime:
         event_time, since = self._job.event_time, self.committed.rows_at
         if event_time is None or event_time.idle_after is None or since is None:
             return None
-        idle_after, delay = event_time.idle_after, event_time.delay
+        idle_after, delay = event_time.idle_after, event_time.watermark_delay
         assert isinstance(idle_after, int)
         assert isinstance(delay, int)
         return now - idle_after - delay if now - since >= idle_after else None

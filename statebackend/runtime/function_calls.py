@@ -43,7 +43,7 @@ from statebackend.operator_state import OperatorStateBackend
 from statebackend.runtime.arrow_rows import row_maker, rows_of
 from statebackend.runtime.batch_rows import Batch, ChunkedBatch, keys_of
 from statebackend.runtime.event_time import RowTimes
-from statebackend.runtime.job import ERROR_COLUMNS, ERRORS, Job
+from statebackend.runtime.job import ERROR_COLUMNS, Job
 from statebackend.runtime.output import BatchOutput
 from statebackend.state import DOMAINS, BackendMark, KeyedStateBackend
 
@@ -99,12 +99,30 @@ class FailedRows:
     What a failed call has changed in keyed and operator state, given out or registered is taken back.
     """
 
-    __slots__ = ("_failures", "_kept", "_keyed", "_marks", "_namespace", "_operator", "_output", "counts")
+    __slots__ = (
+        "_failures",
+        "_given",
+        "_kept",
+        "_keyed",
+        "_marks",
+        "_namespace",
+        "_operator",
+        "_output",
+        "counts",
+    )
 
-    def __init__(self, keyed: KeyedStateBackend, operator: OperatorStateBackend, given: BatchOutput) -> None:
+    def __init__(
+        self,
+        keyed: KeyedStateBackend,
+        operator: OperatorStateBackend,
+        given: BatchOutput,
+        output: str | None,
+    ) -> None:
         self._keyed = keyed
         self._operator = operator
-        self._output = given
+        self._given = given
+        #: The output that takes them; None: they are dropped.
+        self._output = output
         self._marks: tuple[BackendMark, BackendMark] | None = None
         self._namespace: object = None
         self._kept: list[int] = []
@@ -117,7 +135,7 @@ class FailedRows:
         """A call begins."""
         self._namespace = self._keyed.current_namespace
         self._marks = (self._keyed.mark(), self._operator.mark())
-        self._kept = [output.count for output in self._output.outputs.values()]
+        self._kept = [output.count for output in self._given.outputs.values()]
 
     def passed(self) -> None:
         """It has returned, and its rows have been taken."""
@@ -139,7 +157,7 @@ class FailedRows:
         self._keyed.rollback(keyed)
         self._operator.rollback(operator)
         self._release()
-        for output, count in zip(self._output.outputs.values(), self._kept, strict=True):
+        for output, count in zip(self._given.outputs.values(), self._kept, strict=True):
             output.cut(count)
         self._keyed.set_current_namespace(self._namespace)
 
@@ -155,15 +173,19 @@ class FailedRows:
             return
         at, names, codes = zip(*self._failures, strict=True)
         self._failures = []
+        if self._output is None:
+            return
         taken = pa.Table.from_batches([rows]).take(pa.array(at))
         for name, values in zip(ERROR_COLUMNS, (names, codes), strict=True):
             taken = taken.append_column(name, pa.array(values, pa.string()))
-        self._output.add_rows_as_they_are(ERRORS, taken)
+        self._given.add_rows_as_they_are(self._output, taken)
 
     def settle_row(self, row: Any) -> None:
         """The same for a call with a single row, of a harness."""
         for _, name, code in self._failures:
-            self._output.add_row_as_it_is(ERRORS, row, {ERROR_COLUMNS[0]: name, ERROR_COLUMNS[1]: code})
+            if self._output is not None:
+                columns = {ERROR_COLUMNS[0]: name, ERROR_COLUMNS[1]: code}
+                self._given.add_row_as_it_is(self._output, row, columns)
         self._failures = []
 
     def tell(self, batch_id: int) -> None:
@@ -171,7 +193,11 @@ class FailedRows:
         if self.counts:
             told = ", ".join(f"{name} {count:,}" for name, count in self.counts.most_common(5))
             _log.warning(
-                "batch %d: %d rows went to the output %r: %s", batch_id, self.counts.total(), ERRORS, told
+                "batch %d: %d rows failed, and %s: %s",
+                batch_id,
+                self.counts.total(),
+                "were dropped" if self._output is None else f"went to the output {self._output!r}",
+                told,
             )
 
 
@@ -202,8 +228,8 @@ class FunctionCalls(ABC):
             self.run_broadcast(rows, times)
         has_run, empty = False, None
         for piece in batch.pieces():
-            if piece.late is not None and self.job.late_output is not None:
-                self.given.add_rows_as_they_are(self.job.late_output, piece.late)
+            for output, rows in piece.aside:
+                self.given.add_rows_as_they_are(output, rows)
             if piece.num_rows:
                 self.run_rows(piece)
                 has_run = True
@@ -410,7 +436,7 @@ class RowCalls(_KeyedCalls):
         event_time = self.job.event_time
         if event_time is None or not event_time.is_in_order or not self.keyed.has_timers:
             return None
-        delay, next_due, after = event_time.delay, self.keyed.timers.next_due, self.after
+        delay, next_due, after = event_time.watermark_delay, self.keyed.timers.next_due, self.after
         assert isinstance(delay, int)
 
         def fire() -> None:

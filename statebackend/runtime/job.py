@@ -18,9 +18,9 @@ from statebackend.functions import (
 )
 from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.runtime.event_time import EventTime
+from statebackend.runtime.row_rules import Rule, checked_rule, output_of
 from statebackend.state import StateBackend, checked_range
 from statebackend.types import ROW, Type, of
-from statebackend.units import Duration
 
 #: Levels to go into an object.
 _MOST = 8
@@ -81,10 +81,7 @@ _METHODS = (
     "on_timer",
     "on_timers",
 )
-NULL_KEYS = ("fail", "drop")
-ON_ERROR = ("fail", "route")
-#: The output of rows whose call has failed, and its columns beside those of the rows.
-ERRORS = "errors"
+#: The columns of the output of rows whose call has failed, beside those of the rows.
 ERROR_COLUMNS = ("error_class", "error_code")
 
 
@@ -100,11 +97,10 @@ class Job:
         backend: str | StateBackend = "heap",
         max_parallelism: int = 128,
         event_time: str | EventTime | None = None,
-        delay: Duration = 0,
         order_by: str | Sequence[str] | None = None,
-        broadcast: str | None = None,
-        null_keys: str = "fail",
-        on_error: str = "fail",
+        broadcast_when: str | None = None,
+        null_keys: Rule = "fail",
+        errors: Rule = "fail",
     ) -> None:
         if isinstance(function, type) or not isinstance(function, _FUNCTIONS):
             what = f"class {function.__qualname__}" if isinstance(function, type) else type(function).__name__
@@ -128,45 +124,49 @@ class Job:
         checked_range(max_parallelism, None)
         self.max_parallelism = max_parallelism
         #: All about the time of rows; None if time is the clock's alone.
-        self.event_time = _event_time(event_time, delay)
+        self.event_time = EventTime(event_time) if isinstance(event_time, str) else event_time
+        if self.event_time is not None and not isinstance(self.event_time, EventTime):
+            raise UsageError("event_time is the name of a column, or an EventTime of one")
         takes_rows = isinstance(function, KeyedProcessFunction)
         if self.event_time is not None and self.event_time.is_in_order and not takes_rows:
             raise UsageError(
-                "timers='in_order' is for a KeyedProcessFunction",
+                "timers='between_rows' is for a KeyedProcessFunction",
                 hint="other functions get several rows at once",
             )
         names = () if order_by is None else _names(order_by, "order_by")
         self.order_by: tuple[str, ...] = names
         in_order = self.event_time is not None and self.event_time.is_in_order
         self.sorted_by = (self.event_time.column, *names) if self.event_time and in_order else names
-        self.broadcast = _column(broadcast, "broadcast")
-        if null_keys not in NULL_KEYS:
-            raise UsageError("null_keys is 'fail' or 'drop'")
-        self.drops_null_keys = null_keys == "drop"
-        if on_error not in ON_ERROR:
-            raise UsageError("on_error is 'fail' or 'route'")
-        #: True if rows whose call fails go to an output, instead of failing the batch.
-        self.routes_errors = on_error == "route"
-        if self.routes_errors and not takes_rows:
+        #: The column that says which rows are broadcast; None: no row is.
+        self.broadcast = _column(broadcast_when, "broadcast_when")
+        self.null_keys = checked_rule("null_keys", null_keys, "fail", "drop")
+        self.errors = checked_rule("errors", errors, "fail", "drop")
+        if self.survives_errors and not takes_rows:
             raise UsageError(
-                "on_error='route' is for a KeyedProcessFunction",
+                f"errors={errors!r} is for a KeyedProcessFunction",
                 hint="other functions get several rows at once",
             )
-        if self.routes_errors:
-            self._check_output(ERRORS, "on_error='route'")
-        #: The output that takes rows that are not on time; None: none does.
-        self.late_output: str | None = None if self.event_time is None else self.event_time.late_output
-        if self.late_output is not None:
-            self._check_output(self.late_output, f"late={self.late_output!r}")
+        #: The outputs of rows with a null key, of rows whose call has failed, and of late rows; None: no output.
+        self.null_key_output = self._output_of("null_keys", self.null_keys)
+        self.error_output = self._output_of("errors", self.errors)
+        late = "keep" if self.event_time is None else self.event_time.late
+        self.late_output = self._output_of("late", late)
 
-    def _check_output(self, name: str, wanted_by: str) -> None:
-        if name not in self.outputs:
+    @property
+    def survives_errors(self) -> bool:
+        """True if a row whose call fails is undone alone, instead of failing the batch."""
+        return self.errors != "fail"
+
+    def _output_of(self, option: str, rule: Rule) -> str | None:
+        name = output_of(rule)
+        if name is not None and name not in self.outputs:
             raise UsageError(
-                f"{wanted_by} needs an output of that name",
+                f"{option}={rule!r} needs an output of that name",
                 code="USAGE.NO_OUTPUT",
                 detail=f"output {name!r}; there are {', '.join(self.outputs)}",
                 hint="name it in schema=, with the columns of the rows that it is to have",
             )
+        return name
 
     @property
     def is_batch(self) -> bool:
@@ -196,9 +196,9 @@ class Job:
         own = getattr(method, "__func__", method)
         if self.broadcast is not None and own in (each.process_broadcast for each in _FUNCTIONS):
             raise UsageError(
-                "broadcast= needs a function with a method process_broadcast",
+                "broadcast_when= needs a function with a method process_broadcast",
                 detail=f"class {type(self.function).__qualname__}",
-                hint="write the method, which gets the broadcast rows, or leave broadcast= out",
+                hint="write the method, which gets the broadcast rows, or leave broadcast_when= out",
             )
 
     def check_pickled(self, dumps: Callable[[Any], object]) -> None:
@@ -229,16 +229,17 @@ class Job:
         wanted = [*self.columns, *self.order_by]
         wanted += [] if self.event_time is None else [self.event_time.column]
         wanted += [] if self.broadcast is None else [self.broadcast]
-        wanted += [] if self.late_output is None else self._names(self.late_output)
-        if self.routes_errors:
+        for output in (self.late_output, self.null_key_output):
+            wanted += [] if output is None else self._names(output)
+        if self.error_output is not None:
             taken = [name for name in ERROR_COLUMNS if name in names]
             if taken:
                 raise UsageError(
-                    "the batch has a column that on_error='route' adds",
+                    "the batch has a column that the output of errors adds",
                     detail=f"columns {', '.join(taken)}",
                     hint="rename it in the frame, before foreachBatch",
                 )
-            wanted += [name for name in self._names(ERRORS) if name not in ERROR_COLUMNS]
+            wanted += [name for name in self._names(self.error_output) if name not in ERROR_COLUMNS]
         for name in wanted:
             self.check_column(name, names)
         twice = sorted({name for name in names if list(names).count(name) > 1})
@@ -306,16 +307,3 @@ def _check_methods(function: object) -> None:
                 detail=f"class {type(function).__qualname__}",
                 hint="write it with def; run coroutines in it with asyncio.run",
             )
-
-
-def _event_time(given: str | EventTime | None, delay: Duration) -> EventTime | None:
-    alone = EventTime("none", delay=delay)  # checks the delay, whatever it is of
-    if given is None and alone.delay:
-        raise UsageError("delay is that of the event time", hint="name its column with event_time=")
-    if isinstance(given, EventTime) and alone.delay:
-        raise UsageError(
-            "delay is said twice", hint="EventTime(column, delay=...) says all about the event time"
-        )
-    if given is None or isinstance(given, EventTime):
-        return given
-    return EventTime(given, delay=delay)

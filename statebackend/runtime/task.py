@@ -256,8 +256,8 @@ class Task:
         if isinstance(function, KeyRowsFunction):
             return KeyRowsCalls(function, *common)
         assert isinstance(function, KeyedProcessFunction)
-        if self.job.routes_errors:
-            self._failed = FailedRows(self.keyed, self.operator, given)
+        if self.job.survives_errors:
+            self._failed = FailedRows(self.keyed, self.operator, given, self.job.error_output)
         return RowCalls(function, self._failed, *common)
 
     def _tell_failed(self, batch_id: int) -> None:
@@ -266,8 +266,8 @@ class Task:
 
     @property
     def rows_failed(self) -> int | None:
-        """The number of rows of the last batch that failed and went to their output; None if such rows fail it."""
-        if not self.job.routes_errors:
+        """The number of rows of the last batch that failed; None if such rows fail the batch."""
+        if not self.job.survives_errors:
             return None
         return 0 if self._failed is None else self._failed.counts.total()
 

@@ -8,6 +8,7 @@
 
 from statebackend.cluster.cluster_execution import HostOptions
 from statebackend.runtime import EventTime
+from statebackend.runtime.row_rules import to_output
 from statebackend.spark import sinks
 from statebackend.spark.display import progress_bar, prometheus
 from statebackend.spark.driver import StatefulBatches
@@ -25,4 +26,5 @@ __all__ = [
     "prometheus",
     "sinks",
     "stateful",
+    "to_output",
 ]

@@ -11,6 +11,7 @@ from statebackend.errors import UsageError
 from statebackend.functions import ProcessFunction
 from statebackend.runtime import EventTime, Job
 from statebackend.runtime.batch_progress import Figures
+from statebackend.runtime.row_rules import Rule
 from statebackend.runtime.start_checks import Beginning
 from statebackend.spark.driver import StatefulBatches
 from statebackend.spark.driver_mode import DriverMode, RunMode
@@ -32,11 +33,10 @@ def stateful(
     max_parallelism: int = 128,
     retain: int | Duration = 2,
     event_time: str | EventTime | None = None,
-    delay: Duration = 0,
     order_by: str | Sequence[str] | None = None,
-    broadcast: str | None = None,
-    null_keys: str = "fail",
-    on_error: str = "fail",
+    broadcast_when: str | None = None,
+    null_keys: Rule = "fail",
+    errors: Rule = "fail",
     restore_from: Beginning | None = None,
     first_batch: int | None = None,
     name: str | None = None,
@@ -69,11 +69,10 @@ def stateful(
         backend=backend,
         max_parallelism=max_parallelism,
         event_time=event_time,
-        delay=delay,
         order_by=order_by,
-        broadcast=broadcast,
+        broadcast_when=broadcast_when,
         null_keys=null_keys,
-        on_error=on_error,
+        errors=errors,
     )
     job.check_broadcast()
     if mode == "executors":

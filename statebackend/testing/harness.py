@@ -28,9 +28,11 @@ from statebackend.operator_state import OperatorStateBackend
 from statebackend.runtime import Batch, EventTime, Job, Task
 from statebackend.runtime.arrow_rows import rows_of
 from statebackend.runtime.batch_identity import BatchRecord
+from statebackend.runtime.batch_rows import late_rows
 from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.execution import BatchTime, BatchTimes
 from statebackend.runtime.output import Result
+from statebackend.runtime.row_rules import Rule
 from statebackend.state import KeyedStateBackend, StateBackend, clocks
 from statebackend.types import is_not_a_time, of, row_class
 from statebackend.units import Duration, milliseconds
@@ -120,11 +122,10 @@ class Harness:
         clock: Any = None,
         max_parallelism: int = 128,
         event_time: str | EventTime | None = None,
-        delay: Duration = 0,
         order_by: str | Sequence[str] | None = None,
-        broadcast: str | None = None,
-        null_keys: str = "fail",
-        on_error: str = "fail",
+        broadcast_when: str | None = None,
+        null_keys: Rule = "fail",
+        errors: Rule = "fail",
     ) -> None:
         self._has_key = key is not None
         self._job = Job(
@@ -134,11 +135,10 @@ class Harness:
             backend=backend,
             max_parallelism=max_parallelism,
             event_time=event_time,
-            delay=delay,
             order_by=order_by,
-            broadcast=broadcast,
+            broadcast_when=broadcast_when,
             null_keys=null_keys,
-            on_error=on_error,
+            errors=errors,
         )
         self._key_type = of(key_type)
         #: The clock: set it, or advance it, between two steps.
@@ -181,7 +181,9 @@ class Harness:
         )
         if times.is_on_time[0] or event_time.late == "keep":
             return self._run(pairs, begun, times)
-        late = [] if event_time.late_output is None else [row]
+        if event_time.late == "fail":
+            raise late_rows(times.num_late, times.num_ahead)
+        late = [] if self._job.late_output is None else [row]
         return self._run([], begun, times.take(times.is_on_time), late)
 
     def process_batch(self, rows: Any) -> list[Any]:

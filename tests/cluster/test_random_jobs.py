@@ -163,13 +163,13 @@ CASES = {
             "key": "user",
             "schema": {"main": ROW, "large": ROW},
             "order_by": "seq",
-            "broadcast": "rule",
+            "broadcast_when": "rule",
             "null_keys": "drop",
         },
     ),
     "composite key": Case(
         Totals,
-        {"key": ["user", "item"], "schema": {"main": ROW, "large": ROW}, "broadcast": "rule"},
+        {"key": ["user", "item"], "schema": {"main": ROW, "large": ROW}, "broadcast_when": "rule"},
         "struct<user:string,item:int>",
     ),
     "long key": Case(
@@ -186,15 +186,19 @@ CASES = {
             },
             "order_by": "seq",
             "null_keys": "drop",
-            "on_error": "route",
+            "errors": sb.to_output("errors"),
         },
+    ),
+    "errors dropped": Case(
+        Fussy,
+        {"key": "user", "schema": {"main": ROW, "large": ROW}, "order_by": "seq", "errors": "drop"},
     ),
     "time": Case(
         Timed,
         {
             "key": "user",
             "schema": f"{ROW}, more bigint",
-            "event_time": EventTime("at", delay=50, late="keep", max_ahead=_DAY, idle_after=200),
+            "event_time": EventTime("at", watermark_delay=50, late="keep", max_ahead=_DAY, idle_after=200),
             "order_by": "seq",
             "null_keys": "drop",
         },
@@ -204,7 +208,7 @@ CASES = {
         {
             "key": ["user", "id"],
             "schema": f"{ROW}, more bigint",
-            "event_time": EventTime("at", delay=20, late="drop", max_ahead=_DAY),
+            "event_time": EventTime("at", watermark_delay=20, late="drop", max_ahead=_DAY),
         },
         "struct<user:string,id:bigint>",
     ),
@@ -213,9 +217,15 @@ CASES = {
         lambda: Timed(tells_watermark=False),
         {
             "key": "user",
-            "schema": {"main": f"{ROW}, more bigint", "late": "user string, seq bigint, at bigint"},
-            "event_time": EventTime("at", delay=20, late="late", timers="in_order", max_ahead=_DAY),
-            "null_keys": "drop",
+            "schema": {
+                "main": f"{ROW}, more bigint",
+                "late": "user string, seq bigint, at bigint",
+                "no key": "user string, seq bigint",
+            },
+            "event_time": EventTime(
+                "at", watermark_delay=20, late=sb.to_output("late"), timers="between_rows", max_ahead=_DAY
+            ),
+            "null_keys": sb.to_output("no key"),
         },
     ),
     "rows of a key": Case(
@@ -234,7 +244,9 @@ CASES = {
     "one value": Case(
         lambda: sb.map_with_state(counted, int), {"key": "user", "schema": ROW, "null_keys": "drop"}
     ),
-    "instances": Case(Instances, {"key": "user", "schema": ROW, "broadcast": "rule", "null_keys": "drop"}),
+    "instances": Case(
+        Instances, {"key": "user", "schema": ROW, "broadcast_when": "rule", "null_keys": "drop"}
+    ),
 }
 
 
@@ -258,7 +270,7 @@ class Rows:
         rng, now = self.rng, self.clock.now()
         self.seq += 1
         one = kind == "one key"
-        null_key = job.drops_null_keys and not rng.randrange(12)
+        null_key = job.null_keys != "fail" and not rng.randrange(12)
         at = rng.choice([None, now + 10 * _DAY, *[now - rng.randrange(300) for _ in range(10)]])
         rule = True if kind == "broadcast" else rng.choice([None, True, *[False] * 10])
         return {

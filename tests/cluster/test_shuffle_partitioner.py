@@ -76,7 +76,7 @@ def test_each_row_is_at_the_host_that_serves_its_key(sort: str, layout: str, rng
     table = beside(rng, given.column(layout, drawn))
     groups = rng.choice([1, 7, 128, 32_768])
     hosts = rng.randint(1, min(groups, 9))
-    job = a_job(max_parallelism=groups, broadcast="rule", event_time="at")
+    job = a_job(max_parallelism=groups, broadcast_when="rule", event_time="at")
     cutter = RowPartitioner(job, given.declared, hosts, heartbeat_column=BEAT)
 
     got: list[list[int]] = [[] for _ in range(hosts)]
@@ -189,8 +189,8 @@ def test_surveys_of_any_split_are_those_of_the_whole_batch(attempt: int, rng: ra
         [rng.choice([None, "a", "b", "c"]) for _ in range(rng.choice([0, 2, 5, 100]))], pa.string()
     )
     table = beside(rng, keys)
-    event_time = EventTime("at", delay=rng.choice([0, 500]), max_ahead=rng.choice([None, 5000]))
-    job = a_job(event_time=event_time, broadcast="rule", null_keys="drop")
+    event_time = EventTime("at", watermark_delay=rng.choice([0, 500]), max_ahead=rng.choice([None, 5000]))
+    job = a_job(event_time=event_time, broadcast_when="rule", null_keys="drop")
     watermark = rng.choice([None, None, 0, CLOCK - 2000, CLOCK + 10**8])
     idle = rng.choice([None, CLOCK - 1000])
 
@@ -216,7 +216,7 @@ def test_surveys_of_any_split_are_those_of_the_whole_batch(attempt: int, rng: ra
 
 
 def test_a_time_beyond_checkpoints_is_refused_as_in_one_process() -> None:
-    job = a_job(event_time=EventTime("at", delay=10))
+    job = a_job(event_time=EventTime("at", watermark_delay=10))
     for time in (2**62, -(2**62)):
         table = pa.table({"key": ["a"], "at": [time]})
         with pytest.raises(UsageError, match="further from 1970") as wanted:
@@ -267,18 +267,18 @@ def test_what_is_no_survey_is_refused(wrong: object) -> None:
 
 def test_null_keys_are_refused_for_the_batch_as_a_whole() -> None:
     table = pa.table({"key": ["a", None, None], "rule": [False, False, True]})
-    survey = cut_and_survey(a_job(broadcast="rule"), STRING, table)
+    survey = cut_and_survey(a_job(broadcast_when="rule"), STRING, table)
     with pytest.raises(SerializationError, match=r"column 'key', 1 of 2 rows") as found:
-        survey.check(a_job(broadcast="rule"))
+        survey.check(a_job(broadcast_when="rule"))
     assert found.value.code == "SERIALIZATION.NULL_KEY"
-    survey.check(a_job(broadcast="rule", null_keys="drop"))
+    survey.check(a_job(broadcast_when="rule", null_keys="drop"))
 
 
 @pytest.mark.parametrize(
     ("options", "columns", "key_type"),
     [
-        ({"broadcast": "rule"}, {"key": ["a"], "rule": [1]}, "string"),
-        ({"broadcast": "rule"}, {"key": ["a"]}, "string"),
+        ({"broadcast_when": "rule"}, {"key": ["a"], "rule": [1]}, "string"),
+        ({"broadcast_when": "rule"}, {"key": ["a"]}, "string"),
         ({"event_time": "at"}, {"key": ["a"], "at": ["noon"]}, "string"),
         ({}, {"other": ["a"]}, "string"),
         ({}, {"key": pa.array([2**31])}, "int"),

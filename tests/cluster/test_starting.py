@@ -72,7 +72,9 @@ def test_a_host_that_may_not_have_its_memory_is_refused(
 ) -> None:
     monkeypatch.setattr(host, "address_space", lambda: limit and limit + (1 << 30))
     backend = HeapBackend(max_bytes=1 << 30)
-    job = Job(JOB.function, key="user", schema="user string, total bigint", broadcast="rule", backend=backend)
+    job = Job(
+        JOB.function, key="user", schema="user string, total bigint", broadcast_when="rule", backend=backend
+    )
     with closing(HostQuery(tmp_path, job, PARALLELISM, memory=1000)) as query:
         if limit == 999:
             with pytest.raises(sb.HostError, match="1073742823 bytes, and .* come to 1073742824") as raised:

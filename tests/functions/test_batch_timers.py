@@ -86,7 +86,7 @@ def test_broadcast_rows_come_before_the_batch() -> None:
         {"user": user, "n": n, "is_rule": rule}
         for user, n, rule in ((1, 3, False), (0, 4, True), (2, 5, False))
     ]
-    with Harness(Rules(), int, key="user", schema=schema, broadcast="is_rule") as harness:
+    with Harness(Rules(), int, key="user", schema=schema, broadcast_when="is_rule") as harness:
         assert [tuple(row) for row in harness.process_batch(rows)] == [(2, 5)]
         assert [tuple(row) for row in harness.outputs["told"]] == [(4,)]
         rows = [{"user": 3, "n": 4, "is_rule": False}]
@@ -98,7 +98,7 @@ def test_methods_that_are_missing_are_named() -> None:
         def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
             ctx.timers.register_many(ctx.keys, batch["n"], "processing")
 
-    with Harness(Bare(), int, key="user", broadcast="b") as harness:
+    with Harness(Bare(), int, key="user", broadcast_when="b") as harness:
         with pytest.raises(NotImplementedError, match="Bare registers timers and has no on_timers"):
             harness.process_batch([{"user": 1, "n": 0, "b": False}])
         with pytest.raises(NotImplementedError, match="Bare has no process_broadcast"):

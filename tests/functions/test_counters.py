@@ -187,7 +187,7 @@ def test_numpy_integers_in_options_are_taken_as_ints_or_refused_at_the_call(tmp_
         lambda: sb.CheckpointStore(tmp_path, retain=n),  # type: ignore[arg-type]
         lambda: sb.create_backend("heap").create_keyed_backend(int, max_parallelism=n),  # type: ignore[arg-type]
         lambda: Job(Counting(), key="user", max_parallelism=n),  # type: ignore[arg-type]
-        lambda: Job(Counting(), key="user", event_time="at", delay=n),  # type: ignore[arg-type]
+        lambda: Job(Counting(), key="user", event_time=sb.EventTime("at", watermark_delay=n)),  # type: ignore[arg-type]
         lambda: keyed.snapshot(n, store),  # type: ignore[arg-type]
         lambda: store.commit(n),  # type: ignore[arg-type]
         lambda: store.commit(0, now=n),  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""``on_error="route"``: a row whose call fails goes to an output, and leaves no trace anywhere else."""
+"""``errors=``: a row whose call fails goes to an output or is dropped, and leaves no trace anywhere else."""
 
 from __future__ import annotations
 
@@ -94,14 +94,21 @@ def test_rows_that_fail_leave_nothing_but_their_error(backend: str, schema: Any,
     def harness(**options: Any) -> Harness:
         return Harness(Everything(), str, key="user", schema=schema, backend=backend, **options)
 
-    with harness(on_error="route") as routing, harness() as clean:
+    with (
+        harness(errors=sb.to_output("errors")) as routing,
+        harness(errors="drop") as dropping,
+        harness() as clean,
+    ):
         for number in range(6):
             table = batch(rng, rng.choice([1, 40, 400]))
             good = table.filter(pa.compute.invert(table["fails"]))
             bad = table.filter(table["fails"]).to_pylist()
-            assert routing.process_batch(table) == clean.process_batch(good)
-            assert routing.outputs["more"] == clean.outputs["more"]
-            assert contents(routing) == contents(clean)
+            given = clean.process_batch(good)
+            for surviving in (routing, dropping):
+                assert surviving.process_batch(table) == given
+                assert surviving.outputs["more"] == clean.outputs["more"]
+                assert contents(surviving) == contents(clean)
+            assert dropping.outputs["errors"] == []
             errors = [tuple(row) for row in routing.outputs["errors"]]
             described = [
                 ("statebackend.errors.UsageError", "USAGE") if row["n"] % 2 else (f"{__name__}.Trouble", None)
@@ -111,13 +118,13 @@ def test_rows_that_fail_leave_nothing_but_their_error(backend: str, schema: Any,
             if schema is not SCHEMAS:  # all columns of the row, as they are
                 rows = [tuple(row.values()) for row in bad]
             assert errors == [(*row, *error) for row, error in zip(rows, described, strict=True)]
-            routing.clock.advance(100)
-            clean.clock.advance(100)
-            assert routing._task.rows_failed == len(bad), number
+            for each in (routing, dropping, clean):
+                each.clock.advance(100)
+            assert routing._task.rows_failed == dropping._task.rows_failed == len(bad), number
 
 
 def test_a_row_of_a_harness_is_routed_alike() -> None:
-    with Harness(Everything(), str, key="user", schema=SCHEMAS, on_error="route") as harness:
+    with Harness(Everything(), str, key="user", schema=SCHEMAS, errors=sb.to_output("errors")) as harness:
         row = {"user": "ann", "n": 8, "fails": True, "odd": True}
         assert harness.process_element("ann", row) == []
         assert [tuple(each) for each in harness.outputs["errors"]] == [
@@ -154,7 +161,7 @@ class Fails(sb.KeyedProcessFunction):
     ids=lambda error: type(error).__name__,
 )
 def test_what_is_not_the_fault_of_a_row_fails_the_batch(error: BaseException) -> None:
-    with Harness(Fails(error), str, key="user", schema=SCHEMAS, on_error="route") as harness:
+    with Harness(Fails(error), str, key="user", schema=SCHEMAS, errors=sb.to_output("errors")) as harness:
         with pytest.raises(type(error)):
             harness.process_batch([{"user": "a", "n": 0}, {"user": "a", "n": 1}])
         assert harness.keyed.num_entries() == 0
@@ -163,7 +170,7 @@ def test_what_is_not_the_fault_of_a_row_fails_the_batch(error: BaseException) ->
 
 def test_a_timer_that_fails_fails_the_batch() -> None:
     row = {"user": "ann", "n": 13_000, "fails": False, "odd": False}
-    with Harness(Everything(), str, key="user", schema=SCHEMAS, on_error="route") as harness:
+    with Harness(Everything(), str, key="user", schema=SCHEMAS, errors=sb.to_output("errors")) as harness:
         harness.process_batch([row])
         with pytest.raises(Trouble):
             harness.advance_time(20_000)
@@ -177,13 +184,14 @@ def test_what_routing_needs_is_checked_at_once() -> None:
 
     for function, schema, option in (
         (Everything(), SCHEMAS, "skip"),
-        (Whole(), SCHEMAS, "route"),
-        (Everything(), "n int", "route"),
+        (Whole(), SCHEMAS, "drop"),
+        (Everything(), "n int", sb.to_output("errors")),
+        (Everything(), SCHEMAS, "errors"),
     ):
         with pytest.raises(sb.UsageError):
-            Job(function, key="user", schema=schema, on_error=option)
+            Job(function, key="user", schema=schema, errors=option)
     schema = {**SCHEMAS, "errors": "n bigint, missing string, error_class string"}
-    with Harness(Everything(), str, key="user", schema=schema, on_error="route") as harness:
+    with Harness(Everything(), str, key="user", schema=schema, errors=sb.to_output("errors")) as harness:
         with pytest.raises(sb.UsageError) as caught:
             harness.process_batch([{"user": "ann", "n": 1, "fails": False}])
         assert caught.value.code == "USAGE.NO_COLUMN"
@@ -196,7 +204,7 @@ def test_rows_that_have_a_column_of_the_output_are_refused_at_once() -> None:
 
     schemas = {"main": "user string", "errors": "user string, error_class string, error_code string"}
     with (
-        Harness(Echo(), str, key="user", schema=schemas, on_error="route") as harness,
-        pytest.raises(sb.UsageError, match="on_error='route' adds"),
+        Harness(Echo(), str, key="user", schema=schemas, errors=sb.to_output("errors")) as harness,
+        pytest.raises(sb.UsageError, match="the output of errors adds"),
     ):
         harness.process_batch(pa.table({"user": ["ann"], "error_class": ["ValueError"]}))

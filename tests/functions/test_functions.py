@@ -97,7 +97,7 @@ def test_broadcast_rows_go_first_and_have_no_key(backend: str) -> None:
     table = pa.table(
         {"user": ["a", "limit", "b"], "amount": [9, 5, 4], "is_rule": pa.array([None, True, False])}
     )
-    with Harness(Rules(), str, key="user", broadcast="is_rule", backend=backend) as harness:
+    with Harness(Rules(), str, key="user", broadcast_when="is_rule", backend=backend) as harness:
         assert harness.process_batch(table) == [("rule", 5), ("a", 9)]
         assert harness.process_batch(table.slice(2)) == []
         rule = pa.table({"user": [None, "a"], "amount": [1, 3], "is_rule": [True, False]})
@@ -114,7 +114,7 @@ def test_rows_are_sorted_as_spark_sorts(backend: str) -> None:
         assert [row[0] for row in harness.process_batch(table)] == [2, 3, 1, 4, 5, 0]
 
 
-def test_null_keys_fail_before_anything_or_are_dropped(backend: str) -> None:
+def test_null_keys_fail_before_anything_or_go_where_the_rule_says(backend: str) -> None:
     table = pa.table({"user": ["a", None], "amount": [1, 2]})
     with Harness(Total(), str, key="user", backend=backend) as harness:
         with pytest.raises(sb.SerializationTypeError, match="1 of 2 rows") as caught:
@@ -122,6 +122,11 @@ def test_null_keys_fail_before_anything_or_are_dropped(backend: str) -> None:
         assert caught.value.code == "SERIALIZATION.NULL_KEY"
     with Harness(Total(), str, key="user", backend=backend, null_keys="drop") as harness:
         assert harness.process_batch(table) == [("a", 1)]
+    schema = {"totals": None, "nobody": "amount bigint"}
+    aside = sb.to_output("nobody")
+    with Harness(Total(), str, key="user", schema=schema, backend=backend, null_keys=aside) as harness:
+        assert harness.process_batch(table) == [("a", 1)]
+        assert [tuple(row) for row in harness.outputs["nobody"]] == [(2,)]
 
 
 def test_a_composite_key_may_have_null_fields(backend: str) -> None:
@@ -174,7 +179,7 @@ def test_functions_without_the_other_methods_say_so(backend: str) -> None:
             ctx.timers.register(0, "processing")
 
     table = pa.table({"user": ["a", "b"], "rule": [False, True]})
-    with Harness(Registering(), str, key="user", broadcast="rule", backend=backend) as harness:
+    with Harness(Registering(), str, key="user", broadcast_when="rule", backend=backend) as harness:
         with pytest.raises(NotImplementedError, match="Registering registers timers and has no on_timer"):
             harness.process_batch(table.slice(0, 1))
         with pytest.raises(NotImplementedError, match="Registering has no process_broadcast"):
@@ -187,8 +192,7 @@ def test_what_cannot_be_a_job_is_refused(backend: str) -> None:
         (lambda row: row, {}),
         (Total(), {"key": []}),
         (Total(), {"null_keys": "keep"}),
-        (Total(), {"delay": 5}),
-        (Total(), {"event_time": "at", "delay": -1}),
+        (Total(), {"null_keys": sb.to_output("nobody")}),
         (Total(), {"schema": "bigint"}),
     ]
     for function, options in refused:

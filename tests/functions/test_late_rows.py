@@ -1,4 +1,4 @@
-"""``late=`` with the name of an output: late rows and those of a far future go there, as they are."""
+"""``late=to_output(...)``: late rows and those of a far future go to the output, as they are."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from statebackend.testing import Harness, ManualClock
 pytestmark = pytest.mark.usefixtures("either_way")
 
 SCHEMAS = {"main": "user string, at bigint", "late": "at bigint, user string"}
-ROUTED = EventTime("at", delay=10, late="late", max_ahead=1000)
-LATE = EventTime("at", late="late")
+ROUTED = EventTime("at", watermark_delay=10, late=sb.to_output("late"), max_ahead=1000)
+LATE = EventTime("at", late=sb.to_output("late"))
 
 
 class Passed(sb.KeyedProcessFunction):
@@ -93,9 +93,9 @@ def test_a_late_row_changes_no_state_and_a_failed_batch_gives_none() -> None:
 
 def test_the_output_must_be_there_and_have_columns_of_the_rows() -> None:
     with pytest.raises(sb.UsageError, match=r"\[USAGE\.NO_OUTPUT\]"):
-        Job(Passed(), key="user", schema=SCHEMAS, event_time=EventTime("at", late="lat"))
-    for late in (None, "", 3):
-        with pytest.raises(sb.UsageError, match="late is"):
+        Job(Passed(), key="user", schema=SCHEMAS, event_time=EventTime("at", late=sb.to_output("lat")))
+    for late in (None, "", 3, "late"):
+        with pytest.raises(sb.UsageError, match=r"late is not a rule.*'fail' or sb.to_output"):
             EventTime("at", late=late)  # type: ignore[arg-type]
     schema = {**SCHEMAS, "late": "at bigint, missing string"}
     with Harness(Passed(), str, key="user", schema=schema, event_time=ROUTED) as harness:

@@ -45,7 +45,7 @@ def rows(*numbers: int, user: str = "ann") -> list[dict[str, Any]]:
 
 
 def test_rows_go_to_the_outputs_that_are_named() -> None:
-    with Harness(Sums(), str, key="user", schema=SCHEMAS, broadcast="is_broadcast") as harness:
+    with Harness(Sums(), str, key="user", schema=SCHEMAS, broadcast_when="is_broadcast") as harness:
         told = {"user": "x", "n": 5, "is_broadcast": True}
         assert harness.process_batch([*rows(7, 100), told]) == [("ann", 7), ("ann", 107)]
         assert harness.outputs == {

@@ -44,7 +44,7 @@ class Replay:
 
 
 def replay(function: Any, batches: list[list[Event]], timers: str, backend: str, restarts: int = 0) -> Replay:
-    event_time = EventTime("at", delay=DELAY, timers=timers)
+    event_time = EventTime("at", watermark_delay=DELAY, timers=timers)
     with Harness(function, str, key="user", schema=SCHEMA, event_time=event_time, backend=backend) as harness:
         rows = []
         for number, batch in enumerate(batches):
@@ -64,7 +64,7 @@ def events_for(backend: str) -> int:
     return 300 if backend == "heap" else 150
 
 
-@pytest.mark.parametrize("timers", ["after_batch", "in_order"])
+@pytest.mark.parametrize("timers", ["after_batch", "between_rows"])
 def test_counts_that_expire_are_those_of_the_live_day(backend: str, timers: str, rng: random.Random) -> None:
     events = day(rng, events_for(backend), ordered_by_user=True)
     wanted = replay(Counts(), live(events), timers, backend)
@@ -81,11 +81,11 @@ def test_windows_and_sessions_are_those_of_the_live_day(
     backend: str, function: type[sb.KeyedProcessFunction], rng: random.Random
 ) -> None:
     events = day(rng, events_for(backend), ordered_by_user=False)
-    wanted = replay(function(), live(events), "in_order", backend)
+    wanted = replay(function(), live(events), "between_rows", backend)
     assert len(wanted.rows) > 20
     for batches in (cut(events, 1), cut(events, 7), cut_at_random(events, rng)):
-        assert replay(function(), batches, "in_order", backend) == wanted, list(map(len, batches))
-    assert replay(function(), cut(events, 20), "in_order", backend, restarts=3) == wanted
+        assert replay(function(), batches, "between_rows", backend) == wanted, list(map(len, batches))
+    assert replay(function(), cut(events, 20), "between_rows", backend, restarts=3) == wanted
     if function is Sessions:
         assert wanted.watermark is not None
         assert [tuple(row) for row in wanted.rows] == sessions_of(events, wanted.watermark)

@@ -241,7 +241,7 @@ def test_composite_keys_order_broadcast_rows_and_timers(either_way: int | None) 
         for a, b, n, to_all in ((1, "x", 9, False), (2, "x", 5, False), (1, "x", 3, False), (1, "y", 7, True))
     ]
     with Harness(
-        Gathered(), "struct<a:bigint,b:string>", key=["a", "b"], order_by="n", broadcast="all"
+        Gathered(), "struct<a:bigint,b:string>", key=["a", "b"], order_by="n", broadcast_when="all"
     ) as harness:
         given = harness.process_batch(rows)
         assert [(key and tuple(key), numbers, n) for key, numbers, n in given] == [
@@ -281,8 +281,8 @@ def test_a_key_that_fails_fails_the_batch() -> None:
 
 def test_options_for_single_rows_are_refused() -> None:
     for options in (
-        {"on_error": "route", "schema": {"main": "n int", "errors": "k bigint"}},
-        {"event_time": sb.spark.EventTime("at", timers="in_order")},
+        {"errors": sb.to_output("errors"), "schema": {"main": "n int", "errors": "k bigint"}},
+        {"event_time": sb.EventTime("at", timers="between_rows")},
     ):
         with pytest.raises(sb.UsageError, match="KeyedProcessFunction"):
             Harness(Gathered(), int, key="k", **options)

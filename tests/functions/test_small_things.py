@@ -327,7 +327,7 @@ class BatchAsksForTime(sb.BatchProcessFunction):
 @pytest.mark.parametrize("function", [AsksForTime, KeyRowsAskForTime, BatchAsksForTime])
 def test_timestamp_names_event_time_in_a_job_without_it(function: Any) -> None:
     calls = [(0, False), (1, False), (0, True)] if function is AsksForTime else [(0, False)] * 2
-    with Harness(function(), int, key="user", broadcast="all") as harness:
+    with Harness(function(), int, key="user", broadcast_when="all") as harness:
         for n, is_broadcast in calls:  # in a row, a timer and a broadcast row
             with pytest.raises(sb.UsageError, match="ctx.timestamp needs event time.*event_time=") as caught:
                 harness.process_batch([{"user": 1, "n": n, "all": is_broadcast}])

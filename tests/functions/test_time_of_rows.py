@@ -35,7 +35,14 @@ class Looking(sb.KeyedProcessFunction):
 
 def test_a_batch_has_the_clocks_time_and_the_watermark_before_it(backend: str) -> None:
     clock = ManualClock(7_000_000)
-    with Harness(Looking(), int, key="k", event_time="at", delay=10, clock=clock, backend=backend) as harness:
+    with Harness(
+        Looking(),
+        int,
+        key="k",
+        event_time=sb.EventTime("at", watermark_delay=10),
+        clock=clock,
+        backend=backend,
+    ) as harness:
         assert harness.watermark is None
         assert harness.process_batch(rows((1, 50), (2, None), (3, 20))) == [
             (50, None, 7_000_000),
@@ -80,17 +87,25 @@ def test_columns_that_tell_no_time_are_refused(backend: str) -> None:
         assert harness.process_element(1, {"at": moment})[0][0] == 1000
 
 
-def test_late_rows_are_kept_or_dropped(backend: str) -> None:
+def test_late_rows_are_kept_or_dropped_or_fail_the_batch(backend: str) -> None:
     for late, wanted in (
         ("keep", [(30, 40, 0), (40, 40, 0), (None, 40, 0)]),
         ("drop", [(40, 40, 0), (None, 40, 0)]),
     ):
-        event_time = EventTime("at", delay=10, late=late)
+        event_time = EventTime("at", watermark_delay=10, late=late)
         with Harness(Looking(), int, key="k", event_time=event_time, backend=backend) as harness:
             harness.process_batch(rows((1, 50)))
             assert harness.process_batch(rows((1, 30), (2, 40), (3, None))) == wanted
             kept = harness.process_element(1, {"at": 39})
             assert kept == ([(39, 40, 0)] if late == "keep" else [])
+    event_time = EventTime("at", watermark_delay=10, late="fail")
+    with Harness(Looking(), int, key="k", event_time=event_time, backend=backend) as harness:
+        harness.process_batch(rows((1, 50)))
+        with pytest.raises(sb.UsageError, match=r"1 rows are late.*\[USAGE.LATE_ROWS\]"):
+            harness.process_batch(rows((1, 30), (2, 40), (3, None)))
+        with pytest.raises(sb.UsageError, match=r"\[USAGE.LATE_ROWS\]"):
+            harness.process_element(1, {"at": 39})
+        assert harness.process_batch(rows((2, 40))) == [(40, 40, 0)]
 
 
 def test_times_far_ahead_of_the_clock_do_not_count(backend: str) -> None:
@@ -133,7 +148,9 @@ def test_the_join_of_the_recipes_finds_orders_that_wait_and_have_not_expired(bac
     ]
     join = recipes_join()
     for size in (1, 2, 7):
-        with Harness(join, int, key="customer", event_time="at", delay=10, backend=backend) as harness:
+        with Harness(
+            join, int, key="customer", event_time=sb.EventTime("at", watermark_delay=10), backend=backend
+        ) as harness:
             batches = (given[at : at + size] for at in range(0, len(given), size))
             found = [row for batch in batches for row in harness.process_batch(batch)]
         assert found == [("ann", 0, 5), ("ann", 2, 5), ("ann", 5, 5), ("ann", 6, 5)], size
@@ -149,7 +166,9 @@ class Seen(sb.KeyedProcessFunction):
 
 
 def test_a_single_row_goes_by_its_own_time(backend: str) -> None:
-    with Harness(Seen(), int, key="k", event_time="at", delay=5000, backend=backend) as harness:
+    with Harness(
+        Seen(), int, key="k", event_time=sb.EventTime("at", watermark_delay=5000), backend=backend
+    ) as harness:
         given = [(1, 1000), (2, 1150), (1, 1099), (1, 1199)]
         seen = [harness.process_element(key, {"at": at}) for key, at in given]
         assert seen == [[False], [False], [True], [False]]
@@ -227,8 +246,8 @@ def test_timers_in_order_fire_between_rows(backend: str) -> None:
     batch = ticks(
         (1, 1000, [1050, 1100], None), (1, 1210, [], None), (2, 1500, [1400], None), (1, 1160, [], None)
     )
-    late = EventTime("at", delay=60)
-    in_order = EventTime("at", delay=60, timers="in_order")
+    late = EventTime("at", watermark_delay=60)
+    in_order = EventTime("at", watermark_delay=60, timers="between_rows")
     with Harness(Ticking(), int, key="k", event_time=late, backend=backend) as harness:
         assert harness.process_batch(batch) == [
             (1000, None),
@@ -252,7 +271,7 @@ def test_timers_in_order_fire_between_rows(backend: str) -> None:
 
 
 def test_a_timer_is_due_before_the_row_whose_time_less_the_delay_is_its_own(backend: str) -> None:
-    in_order = EventTime("at", delay=60, timers="in_order")
+    in_order = EventTime("at", watermark_delay=60, timers="between_rows")
     for at, fires_before in ((1159, False), (1160, True)):
         with Harness(Ticking(), int, key="k", event_time=in_order, backend=backend) as harness:
             batch = ticks((1, 1000, [1100], None), (1, at, [], None), (2, 5000, [], None))
@@ -292,7 +311,7 @@ def test_a_timer_has_the_watermark_that_fires_it(backend: str) -> None:
 
 
 def test_between_rows_a_timer_has_the_watermark_of_the_next_row(backend: str) -> None:
-    in_order = EventTime("at", delay=10, timers="in_order")
+    in_order = EventTime("at", watermark_delay=10, timers="between_rows")
     with Harness(Minutely(), int, key="k", event_time=in_order, backend=backend) as harness:
         assert harness.process_batch(rows((1, 1000), (2, 1130), (2, 1005), (2, 1200))) == [
             ("row", 1000, None),
@@ -331,7 +350,7 @@ def test_rows_come_in_order_of_their_times_nulls_first_and_then_by_the_order_giv
             yield ctx.timestamp, row.n
 
     given = rows((1, 30), (1, None), (1, 10), (1, 30), (1, None), n=[5, 4, 3, 2, 1])
-    in_order = EventTime("at", timers="in_order")
+    in_order = EventTime("at", timers="between_rows")
     with Harness(Order(), int, key="k", event_time=in_order, order_by="n", backend=backend) as harness:
         assert harness.process_batch(given) == [(None, 1), (None, 4), (10, 3), (30, 2), (30, 5)]
     with Harness(Order(), int, key="k", event_time=in_order, backend=backend) as harness:
@@ -366,7 +385,7 @@ def test_broadcast_rows_are_never_late_and_move_nothing(backend: str) -> None:
 
     event_time = EventTime("at", late="drop")
     with Harness(
-        Broadcasting(), int, key="k", event_time=event_time, broadcast="everywhere", backend=backend
+        Broadcasting(), int, key="k", event_time=event_time, broadcast_when="everywhere", backend=backend
     ) as harness:
         assert batch((1, 1000, False), (0, 9**9, True)) == [(9**9, []), 1000, False]
         assert harness.watermark == 1000
@@ -466,27 +485,27 @@ def test_options_that_make_no_sense_are_refused(backend: str) -> None:
     def job(event_time: Any, function: Any = None, **options: Any) -> Job:
         return Job(function or Looking(), key="k", event_time=event_time, backend=backend, **options)
 
-    assert job("at", delay=datetime.timedelta(seconds=1)).event_time == EventTime("at", delay=1000)
+    delayed = EventTime("at", watermark_delay=datetime.timedelta(seconds=1))
+    assert job(delayed).event_time == EventTime("at", watermark_delay=1000)
+    assert job("at").event_time == EventTime("at")
     for wrong, options in (
-        ("delay", {"delay": -1}),
-        ("delay", {"delay": 1.5}),
+        ("watermark_delay", {"watermark_delay": -1}),
+        ("watermark_delay", {"watermark_delay": 1.5}),
         ("max_ahead", {"max_ahead": -1}),
-        ("late is 'keep'", {"late": None}),
+        ("late is not a rule", {"late": None}),
         ("timers is", {"timers": "sometimes"}),
     ):
         with pytest.raises(sb.UsageError, match=wrong):
             EventTime("at", **options)  # type: ignore[arg-type]
     with pytest.raises(sb.UsageError, match=r"output of that name.*\[USAGE\.NO_OUTPUT\]"):
-        job(EventTime("at", late="an_output"))
+        job(EventTime("at", late=sb.to_output("an_output")))
     for column in (7, ""):
         with pytest.raises(sb.UsageError, match="name of a column"):
             EventTime(column)  # type: ignore[arg-type]
     with pytest.raises(sb.UsageError, match="name of a column"):
         job(7)
-    with pytest.raises(sb.UsageError, match="delay is said twice"):
-        job(EventTime("at", delay=5), delay=5)
-    with pytest.raises(sb.UsageError, match="in_order.*KeyedProcessFunction"):
-        job(EventTime("at", timers="in_order"), Columns())
+    with pytest.raises(sb.UsageError, match="between_rows.*KeyedProcessFunction"):
+        job(EventTime("at", timers="between_rows"), Columns())
     with (
         Harness(Looking(), int, key="k", backend=backend) as harness,
         pytest.raises(sb.UsageError, match="watermark needs rows"),
@@ -507,7 +526,7 @@ def test_the_harness_lets_time_pass(backend: str) -> None:
 @pytest.mark.parametrize("restarts", [False, True])
 def test_in_a_harness_the_watermark_follows_the_clock_without_rows(backend: str, restarts: bool) -> None:
     """As in a query: when rows with a time last came, outlives a restart, and a late row counts as one."""
-    clock, idle = ManualClock(1000), EventTime("at", delay=10, late="drop", idle_after=500)
+    clock, idle = ManualClock(1000), EventTime("at", watermark_delay=10, late="drop", idle_after=500)
     with Harness(Looking(), int, key="k", event_time=idle, clock=clock, backend=backend) as harness:
 
         def step(now: int, *given: tuple[int, int | None]) -> int | None:

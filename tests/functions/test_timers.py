@@ -39,7 +39,12 @@ def test_timers_fire_after_the_rows_of_the_batch(backend: str) -> None:
 
 def test_event_time_comes_from_the_rows(backend: str) -> None:
     with Harness(
-        Reminders(), str, key="user", event_time="time", delay=10, backend=backend, schema=None
+        Reminders(),
+        str,
+        key="user",
+        event_time=sb.EventTime("time", watermark_delay=10),
+        backend=backend,
+        schema=None,
     ) as harness:
 
         def batch(user: str, seconds: int, *at: int, domain: str = "event") -> list[Any]:

@@ -73,7 +73,7 @@ def queries(tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.usefixtures("either_way")
 def test_progress_and_manifest_count_late_rows_and_those_ahead(queries: Any) -> None:
     for late, dropped in (("keep", 0), ("drop", 3)):
-        event_time = EventTime("at", delay=MINUTE, late=late, max_ahead=60 * MINUTE)
+        event_time = EventTime("at", watermark_delay=MINUTE, late=late, max_ahead=60 * MINUTE)
         query = queries(late, Counts(), event_time)
         assert query.run(0, at(10, 5, None)).progress["numRowsLate"] == 0
         committed = query.run(1, at(8.5, 9, 61, -3, None, 20))
@@ -110,7 +110,7 @@ class Plain(sb.KeyedProcessFunction):
 
 
 def test_late_rows_with_a_null_key_or_in_broadcast_are_counted_as_that(queries: Any) -> None:
-    job = Job(Plain(), key="user", event_time="at", broadcast="all", null_keys="drop")
+    job = Job(Plain(), key="user", event_time="at", broadcast_when="all", null_keys="drop")
     times = pa.array([0, 0, 5, 0, 2**62], pa.int64())
     table = pa.table(
         {"user": ["a", None, "a", "a", "a"], "all": [False, False, False, True, True], "at": times}
@@ -127,7 +127,7 @@ def test_both_times_come_through_faults(
     """Commits fail before or after they have happened, functions fail, the query is closed and opened."""
     events = day(rng, 400, ordered_by_user=True)
     batches = cut(events, 30)
-    event_time = EventTime("at", delay=DELAY // 10, late="drop", timers="in_order")
+    event_time = EventTime("at", watermark_delay=DELAY // 10, late="drop", timers="between_rows")
     commit = sb.CheckpointStore.commit
     faults = itertools.count()
 

@@ -105,7 +105,7 @@ class Totals(sb.BatchProcessFunction):
 def job(call: str) -> Job:
     if call == "process_batch":
         return Job(Totals(), key="user", schema="user string, total bigint")
-    return Job(Total(), key="user", schema="user string, total bigint", broadcast="rule")
+    return Job(Total(), key="user", schema="user string, total bigint", broadcast_when="rule")
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_error_of_a_batch_is_raised_when_its_clean_up_raises_an_exit(
 
 
 def harness_of_total() -> Harness:
-    return Harness(Total(), str, key="user", schema="user string, total bigint", broadcast="rule")
+    return Harness(Total(), str, key="user", schema="user string, total bigint", broadcast_when="rule")
 
 
 @pytest.mark.parametrize("kind", EXITS)

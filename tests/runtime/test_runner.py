@@ -48,7 +48,7 @@ class Job0:
         key_type = options.pop("key_type", "string")
         job_options = {
             name: options.pop(name)
-            for name in ("max_parallelism", "event_time", "delay", "backend", "null_keys")
+            for name in ("max_parallelism", "event_time", "backend", "null_keys")
             if name in options
         }
         store = sb.CheckpointStore(options.pop("folder", self.folder), retain=options.pop("retain", 2))
@@ -445,13 +445,13 @@ class Timed(sb.KeyedProcessFunction):
 
 def test_both_times_are_committed_with_the_state(job: Job0) -> None:
     clock = ManualClock(5000)
-    runner = job.open(Timed(), event_time="amount", delay=10, clock=clock)
+    runner = job.open(Timed(), event_time=sb.EventTime("amount", watermark_delay=10), clock=clock)
     committed = run(runner, 0, ("a", 100), ("b", 250))
     assert rows_out(committed) == [("a", None), ("b", None)]
     assert (committed.checkpoint.now, committed.checkpoint.watermark) == (5000, 240)
     runner.close()
     clock.set(6000)
-    runner = job.open(Timed(), event_time="amount", delay=10, clock=clock)
+    runner = job.open(Timed(), event_time=sb.EventTime("amount", watermark_delay=10), clock=clock)
     committed = run(runner, 1, ("a", 100))
     assert rows_out(committed) == [("a", 240)]
     assert (committed.checkpoint.now, committed.checkpoint.watermark) == (6000, 240)

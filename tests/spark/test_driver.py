@@ -164,9 +164,9 @@ def test_columns_have_dots_and_spaces_in_their_names(stream: Stream) -> None:
             "sums": "`the.user` string, `total of` string, rules bigint",
             "too late": "`event.time at` timestamp, `n``s` bigint",
         },
-        event_time=sb.spark.EventTime("event.time at", late="too late"),
+        event_time=sb.EventTime("event.time at", late=sb.to_output("too late")),
         order_by=["event.time at", "n`s"],
-        broadcast="is a.rule",
+        broadcast_when="is a.rule",
     )
     stream.run(batches)
     rows = stream.spark.read.parquet(str(stream.folder / "out")).collect()

@@ -35,7 +35,7 @@ def test_late_rows_are_told_by_the_watermark_before_their_batch(stream: Stream, 
     assert late > 5
     assert newest is not None
     for handling in ("keep", "drop"):
-        event_time = sb.spark.EventTime("at", delay=datetime.timedelta(milliseconds=delay), late=handling)
+        event_time = sb.EventTime("at", watermark_delay=datetime.timedelta(milliseconds=delay), late=handling)
         sink = Collecting()
         state = stream.folder / handling
         batches = stream.batches(Looking(), sink, schema=SCHEMA, event_time=event_time, checkpoint=state)
@@ -53,7 +53,7 @@ def test_a_day_is_the_same_with_any_number_of_files_in_a_batch(stream: Stream, r
     events = day(rng, 400, ordered_by_user=False)
     for batch in cut(events, 20):
         stream.add(table_of(batch))
-    event_time = sb.spark.EventTime("at", delay=DELAY, timers="in_order")
+    event_time = sb.EventTime("at", watermark_delay=DELAY, timers="between_rows")
     for files in (7, 20):
         sink = Collecting()
         state = stream.folder / f"state-{files}"

@@ -39,7 +39,7 @@ def test_time_goes_on_in_a_stream_without_rows(stream: Stream) -> None:
     clock, sink, figures = ManualClock(begin), Collecting(Fails(0)), []
     stream.add(pa.table({"user": ["a"], "at": pa.array([at], pa.timestamp("us", "UTC"))}))
     options: dict[str, Any] = {
-        "event_time": sb.spark.EventTime("at", delay=1000, idle_after=datetime.timedelta(seconds=5)),
+        "event_time": sb.EventTime("at", watermark_delay=1000, idle_after=datetime.timedelta(seconds=5)),
         "clock": clock,
         "on_batch": figures.append,
     }

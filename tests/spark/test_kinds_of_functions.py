@@ -129,7 +129,7 @@ def test_with_the_time_of_rows_and_several_outputs(stream: Stream, kind: str) ->
     has_outputs = kind != "a plain function"  # it has no context
     outputs = OUTPUTS if has_outputs else {name: OUTPUTS[name] for name in ("totals", "late")}
     sinks = {name: Collecting() for name in outputs}
-    time = sb.spark.EventTime("at", late="late")
+    time = sb.EventTime("at", late=sb.to_output("late"))
     job = stream.batches(KINDS[kind](), sinks, schema=outputs, event_time=time)
     stream.run(job)
     assert newest(sinks["totals"]) == {"a": 3, "b": 103, "c": 205}
@@ -151,7 +151,7 @@ def test_rows_that_fail(stream: Stream, kind: str) -> None:
     sinks = {name: Collecting() for name in schema}
     stream.add(numbers(("a", 1), ("a", 13), ("b", 13), ("a", 2)))
     stream.add(numbers(("b", 13)))
-    job = stream.batches(KINDS[kind](), sinks, schema=schema, on_error="route")
+    job = stream.batches(KINDS[kind](), sinks, schema=schema, errors=sb.to_output("errors"))
     stream.run(job)
     assert sinks["totals"].calls == [(0, [("a", 1), ("a", 3)]), (1, [])]
     failed = [[("a", 13, "ValueError"), ("b", 13, "ValueError")], [("b", 13, "ValueError")]]

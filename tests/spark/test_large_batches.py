@@ -105,7 +105,7 @@ def given_by(stream: Stream, way: str, function: Any, **options: Any) -> list[An
         checkpoint=stream.folder / f"state-{way}",
         sink={"main": main, "late": late},
         schema=SCHEMA,
-        broadcast="all",
+        broadcast_when="all",
         null_keys="drop",
         on_batch=figures.append,
         **options,
@@ -130,8 +130,8 @@ def test_pieces_mean_what_the_whole_means(
 ) -> None:
     for number in range(4):
         stream.add(batch_of(rng, number))
-    in_order = "in_order" if is_sorted and function is Rows else "after_batch"
-    event_time = sb.spark.EventTime("at", late="late", timers=in_order, max_ahead=0)
+    in_order = "between_rows" if is_sorted and function is Rows else "after_batch"
+    event_time = sb.EventTime("at", late=sb.to_output("late"), timers=in_order, max_ahead=0)
     options = {"event_time": event_time, "order_by": "by" if is_sorted else None}
     clock = sb.testing.ManualClock(10**12)
     whole = given_by(stream, "memory", function(), clock=clock, **options)

@@ -138,21 +138,22 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "no key groups": ({"max_parallelism": 0}, "max_parallelism is"),
     "nothing retained": ({"retain": 0}, "retain is"),
     "an event time of no kind": ({"event_time": 5}, "event_time is"),
-    "a delay without an event time": ({"delay": 5}, "name its column with event_time="),
     "an order of no kind": ({"order_by": 5}, "order_by is"),
     "an order by no name": ({"order_by": [1]}, "order_by is"),
-    "a broadcast column of no kind": ({"broadcast": 5}, "broadcast is"),
-    "broadcast rows for nobody": ({"broadcast": "b"}, "process_broadcast"),
-    "broadcast rows for no batches": ({"function": Whole(), "broadcast": "b"}, "process_broadcast"),
-    "no rule for null keys": ({"null_keys": "x"}, "null_keys is"),
-    "no output for errors": ({"on_error": "route"}, "needs an output of that name"),
-    "errors of batches": ({"function": Whole(), "on_error": "route"}, "is for a KeyedProcessFunction"),
+    "a broadcast column of no kind": ({"broadcast_when": 5}, "broadcast_when is"),
+    "broadcast rows for nobody": ({"broadcast_when": "b"}, "process_broadcast"),
+    "broadcast rows for no batches": ({"function": Whole(), "broadcast_when": "b"}, "process_broadcast"),
+    "no rule for null keys": ({"null_keys": "x"}, "null_keys is not a rule for rows: 'x'"),
+    "no output for errors": ({"errors": sb.to_output("errors")}, "needs an output of that name"),
+    "errors of batches": (
+        {"function": Whole(), "errors": sb.to_output("errors")},
+        "is for a KeyedProcessFunction",
+    ),
     "late rows to no output": (
-        {"event_time": sb.spark.EventTime("at", late="late")},
+        {"event_time": sb.EventTime("at", late=sb.to_output("late"))},
         "needs an output of that name",
         "[USAGE.NO_OUTPUT]",
     ),
-    "a delay that is said twice": ({"event_time": sb.spark.EventTime("at"), "delay": 5}, "said twice"),
     "a beginning of no kind": ({"restore_from": 5}, "restore_from is"),
     "a beginning for each gap": (
         {"restore_from": "/x", "on_gap": "restart_from_empty"},
@@ -191,7 +192,7 @@ def test_stateful_refuses_a_mistake_at_once(tmp_path: Path, what: str) -> None:
 def test_broadcast_rows_may_go_to_a_method_of_one_object(tmp_path: Path) -> None:
     function: Any = Same()
     function.process_broadcast = lambda row, ctx: ()
-    made(tmp_path, function, broadcast="b")
+    made(tmp_path, function, broadcast_when="b")
 
 
 def test_a_function_without_output_needs_no_sink(tmp_path: Path) -> None:

@@ -295,8 +295,8 @@ class Query:
             given |= {
                 "schema": STORY,
                 "sink": {name: Writing(folder, name) for name in STORY},
-                "event_time": sb.spark.EventTime("at", delay=DELAY, late="late"),
-                "broadcast": "is_rate",
+                "event_time": sb.EventTime("at", watermark_delay=DELAY, late=sb.to_output("late")),
+                "broadcast_when": "is_rate",
             }
         given |= options
         if given["mode"] == "driver":

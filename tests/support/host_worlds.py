@@ -56,7 +56,9 @@ class Total(sb.KeyedProcessFunction, sb.CheckpointedFunction):
 
 def job(backend: str | sb.StateBackend = "heap") -> Job:
     """The job of a `World`."""
-    return Job(Total(), key="user", schema="user string, total bigint", broadcast="rule", backend=backend)
+    return Job(
+        Total(), key="user", schema="user string, total bigint", broadcast_when="rule", backend=backend
+    )
 
 
 JOB = job()

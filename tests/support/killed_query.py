@@ -149,7 +149,7 @@ def main() -> None:
         options = {
             "schema": {"totals": schema, "second": "number bigint", "late": "id bigint"},
             "sink": {"totals": chosen, "second": second, "late": sb.spark.sinks.parquet(folder / "late")},
-            "event_time": sb.spark.EventTime("at", late="late"),
+            "event_time": sb.EventTime("at", late=sb.to_output("late")),
         }
     backend = backend_in(
         folder, next((each for each in ("rocksdb", "native") if each in sys.argv[4:]), "heap")

@@ -98,7 +98,7 @@ def main() -> None:
     before = of_process(os.getpid(), "VmRSS")
     address = of_process(os.getpid(), "VmSize") + LIMIT - before
     resource.setrlimit(resource.RLIMIT_AS, (address, address))
-    options = {"plain": {}, "ordered": {"order_by": "at"}, "broadcast": {"broadcast": "all"}}[kind]
+    options = {"plain": {}, "ordered": {"order_by": "at"}, "broadcast": {"broadcast_when": "all"}}[kind]
     batches = sb.spark.stateful(
         Running(),
         key="k",
