@@ -47,6 +47,7 @@ from statebackend.state import (
     AggregateFunction,
     AggregatingState,
     AggregatingStateDescriptor,
+    Changed,
     FoldingState,
     FoldingStateDescriptor,
     KeyedStateBackend,
@@ -86,6 +87,7 @@ __all__ = [
     "ReducingState",
     "AggregatingState",
     "FoldingState",
+    "Changed",
     # functions
     "KeyRowsFunction",
     "KeyedProcessFunction",

@@ -27,8 +27,8 @@ class ReducingStates:
 
     def add(self, keys: pa.Array, values: pa.Array) -> pa.Table:
         ones = np.ones(len(keys), dtype=np.int64)
-        changed, totals = self.total.add_many(keys, values, return_changed=True)
-        _, counts = self.count.add_many(keys, ones, return_changed=True)
+        changed, totals, _ = self.total.add_many(keys, values, return_changed=True)
+        counts = self.count.add_many(keys, ones, return_changed=True).values
         return pa.table({"k": changed, "s": totals, "n": counts})
 
     def save(self) -> None:

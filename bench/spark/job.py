@@ -41,8 +41,8 @@ class Batches(sb.BatchProcessFunction):
     def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> pa.RecordBatch:
         keys, values = ctx.keys, batch["v"]
         began = time.perf_counter()
-        touched, totals = self.total.add_many(keys, values, return_changed=True)
-        _, counts = self.n.add_many(keys, values, return_changed=True)
+        touched, totals, _ = self.total.add_many(keys, values, return_changed=True)
+        counts = self.n.add_many(keys, values, return_changed=True).values
         self.kernels.inc(round((time.perf_counter() - began) * 1e6))
         return pa.record_batch({"k": touched, "total": totals, "n": counts})
 

@@ -51,7 +51,7 @@ class OverColumns(sb.BatchProcessFunction):
         self.total = ctx.get_reducing_state(TOTAL)
 
     def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> pa.RecordBatch:
-        users, totals = self.total.add_many(ctx.keys, batch["n"], return_changed=True)
+        users, totals, _ = self.total.add_many(ctx.keys, batch["n"], return_changed=True)
         return pa.record_batch({"user": users, "total": totals})
 
 

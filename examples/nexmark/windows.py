@@ -42,7 +42,7 @@ class OverColumns(sb.BatchProcessFunction):
 
     def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> None:
         ones = pa.repeat(1, batch.num_rows)
-        keys, _ = self.bids.add_many(ctx.keys, ones, return_changed=True)
+        keys = self.bids.add_many(ctx.keys, ones, return_changed=True).keys
         self.highest.add_many(ctx.keys, batch["price"])
         ctx.timers.register_many(keys, pa.compute.add(keys.field("window"), SIZE))
 

@@ -40,9 +40,9 @@ class Spending(sb.BatchProcessFunction):
 
     def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> pa.RecordBatch:
         cents = batch["cents"]
-        customers, orders = self.orders.add_many(ctx.keys, cents, return_changed=True)
-        _, spent = self.spent.add_many(ctx.keys, cents, return_changed=True)
-        _, largest = self.largest.add_many(ctx.keys, cents, return_changed=True)
+        customers, orders, _ = self.orders.add_many(ctx.keys, cents, return_changed=True)
+        spent = self.spent.add_many(ctx.keys, cents, return_changed=True).values
+        largest = self.largest.add_many(ctx.keys, cents, return_changed=True).values
         return pa.record_batch({"customer": customers, "orders": orders, "spent": spent, "largest": largest})
 
 

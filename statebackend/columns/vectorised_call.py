@@ -189,22 +189,23 @@ class AddingColumns(SingleColumns, AddingState[Any, Any]):
         self,
         keys: Any,
         values: Any,
-        return_changed: bool = False,
         *,
+        return_changed: bool = False,
         namespaces: Any = None,
         times: Any = None,
-    ) -> tuple[Any, ...] | None:
+    ) -> Any:
         plan = self.plan
         if plan is None or self._at_own_times(times):
             # Row by row: while a user's function runs, its key and namespace are current.
-            return super().add_many(keys, values, return_changed, namespaces=namespaces, times=times)
+            return super().add_many(
+                keys, values, return_changed=return_changed, namespaces=namespaces, times=times
+            )
         call = self._call(keys, namespaces, times)
         try:
             count, column = operands(values, self.descriptor.type, plan)
             if count != call.count:
                 check_lengths(call, range(count))
-            changed: tuple[Any, ...] | None = self._add_column(call, column, plan, return_changed)
-            return changed
+            return self._add_column(call, column, plan, return_changed)
         except (MemoryLimitError, SerializationError) as error:
             raise error.at(f"state {self.descriptor.name!r}") from None
 

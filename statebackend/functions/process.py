@@ -185,7 +185,7 @@ class BatchProcessFunction(ProcessFunction, ABC):
     ...         from statebackend.state import ReducingStateDescriptor
     ...         self.sum = ctx.get_reducing_state(ReducingStateDescriptor("sum", "sum", int))
     ...     def process_batch(self, batch, ctx):
-    ...         users, sums = self.sum.add_many(ctx.keys, batch["n"], return_changed=True)
+    ...         users, sums, _ = self.sum.add_many(ctx.keys, batch["n"], return_changed=True)
     ...         return pa.record_batch({"user": users, "sum": sums})
     >>> from statebackend.testing import Harness
     >>> with Harness(Sums(), str, key="user", schema="user string, sum bigint") as harness:

@@ -52,7 +52,7 @@ from statebackend.state.handles import (
     ValueState,
 )
 from statebackend.state.marks import BackendMark, MarkStack
-from statebackend.state.scalar_fallback import times_of_rows
+from statebackend.state.scalar_fallback import Changed, times_of_rows
 from statebackend.state.timers import (
     DOMAINS,
     RESERVED,
@@ -90,6 +90,7 @@ __all__ = [
     "AddingState",
     "AggregatingState",
     "AggregatingStateDescriptor",
+    "Changed",
     "NO_TIME",
     "BaseKeyedStateBackend",
     "DOMAINS",

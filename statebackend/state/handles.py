@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from statebackend.state import scalar_fallback
 from statebackend.state.descriptors import (
@@ -317,20 +317,41 @@ class AddingState(KeyedState, Generic[IN, OUT]):
         rows = scalar_fallback.CallRows(self, keys, namespaces, times)
         return scalar_fallback.read_many(rows, self.get, self._column_types()[1])
 
+    @overload
     def add_many(
         self,
         keys: Any,
         values: Any,
-        return_changed: bool = False,
         *,
+        return_changed: Literal[True],
         namespaces: Any = None,
         times: Any = None,
-    ) -> tuple[Any, ...] | None:
+    ) -> scalar_fallback.Changed: ...
+
+    @overload
+    def add_many(
+        self,
+        keys: Any,
+        values: Any,
+        *,
+        return_changed: bool = False,
+        namespaces: Any = None,
+        times: Any = None,
+    ) -> scalar_fallback.Changed | None: ...
+
+    def add_many(
+        self,
+        keys: Any,
+        values: Any,
+        *,
+        return_changed: bool = False,
+        namespaces: Any = None,
+        times: Any = None,
+    ) -> scalar_fallback.Changed | None:
         """`add` for each row, in order; a null clears. Atomic. O(n).
 
-        With ``return_changed``, return the distinct keys and their results; between the two the namespaces of the keys,
-        if ``namespaces`` is given. They are in ascending order of key groups, and in a group in the order of their
-        first rows.
+        With ``return_changed``, return the distinct keys, by ascending key group and in a group as they first came,
+        with the results and namespaces that they have now.
         """
         value_type, result_type = self._column_types()
         rows = scalar_fallback.CallRows(self, keys, namespaces, times)
@@ -376,7 +397,7 @@ class AggregatingState(AddingState[IN, OUT]):
     >>> from statebackend.backends import create_backend
     >>> keyed = create_backend("reference").create_keyed_backend(str)
     >>> mean = keyed.get_aggregating_state(AggregatingStateDescriptor("mean", "avg", int))
-    >>> keys, means = mean.add_many(["a", "b", "a"], [3, 1, 4], return_changed=True)
+    >>> keys, means, _ = mean.add_many(["a", "b", "a"], [3, 1, 4], return_changed=True)
     >>> dict(zip(keys.to_pylist(), means.to_pylist()))
     {'b': 1.0, 'a': 3.5}
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -152,13 +152,20 @@ def read_many(rows: CallRows, read: Callable[[], Any], declared: Type | None) ->
     return to_arrow(each_key(rows, read), declared)
 
 
+class Changed(NamedTuple):
+    """The distinct keys of an ``add_many``, by ascending key group, in a group as they first came."""
+
+    keys: pa.Array
+    #: What each key has afterwards.
+    values: pa.Array
+    #: The namespace of each, as vectorised calls take them; None if the call gave none.
+    namespaces: pa.Array | list[Any] | None
+
+
 def add_many(
     rows: CallRows, values: Any, value_type: Type | None, return_changed: bool, result_type: Type | None
-) -> tuple[Any, ...] | None:
-    """Call ``add`` for each row; with ``return_changed``, return the distinct keys and their results.
-
-    Where rows tell their namespaces, those come between the two. A result is what the last row of its key sees.
-    """
+) -> Changed | None:
+    """Call ``add`` for each row; with ``return_changed``, return the keys, with what the last row of each sees."""
     state: Any = rows.state
     given = state._added_values(values, value_type)
     check_lengths(rows, given)
@@ -168,9 +175,9 @@ def add_many(
             return None
         first, last = rows.touched()
         results = to_arrow(rows.call_each(state.get, rows=last), result_type)
-    if rows.namespaces is None:
-        return rows.keys.taken(first), results
-    return rows.keys.taken(first), rows.namespaces.take(np.array(first, dtype=np.int64)).shown(), results
+    spaces = rows.namespaces
+    namespaces = None if spaces is None else spaces.take(np.array(first, dtype=np.int64)).shown()
+    return Changed(rows.keys.taken(first), results, namespaces)
 
 
 def map_each(

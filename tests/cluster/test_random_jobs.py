@@ -106,7 +106,7 @@ class Sums(sb.BatchProcessFunction):
         self.sum = ctx.get_reducing_state(sb.ReducingStateDescriptor("sum", "sum", int))
 
     def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> pa.RecordBatch:
-        keys, sums = self.sum.add_many(ctx.keys, batch["n"], return_changed=True)
+        keys, sums, _ = self.sum.add_many(ctx.keys, batch["n"], return_changed=True)
         due = pa.array([ctx.now + 30] * len(keys), pa.int64())
         ctx.timers.register_many(keys, due, "processing")
         return pa.record_batch({"key": pa.array([repr(each) for each in keys.to_pylist()]), "sum": sums})

@@ -52,12 +52,11 @@ def test_what_changed_has_the_type_of_the_column(keyed: Keyed) -> None:
         (pa.array([1]), pa.int64()),
     ):
         for rows in (0, 1):
-            _, namespaces, _ = total.add_many(
-                [1] * rows, [1] * rows, return_changed=True, namespaces=column[:rows]
-            )
+            changed = total.add_many([1] * rows, [1] * rows, return_changed=True, namespaces=column[:rows])
+            namespaces = changed.namespaces
             assert (namespaces.type, len(namespaces)) == (sort, rows)
-        _, namespaces, _ = total.add_many([1], [1], return_changed=True, namespaces=pa.nulls(1, sort))
-        assert namespaces.type == sort
+        changed = total.add_many([1], [1], return_changed=True, namespaces=pa.nulls(1, sort))
+        assert changed.namespaces.type == sort
 
 
 ONE = sb.TimeWindow(0, 1)

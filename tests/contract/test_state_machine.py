@@ -409,7 +409,7 @@ class TwoBackends(RuleBasedStateMachine):
 
         def call(state: Any) -> Any:
             found = state.add_many(keys, [value for (value,) in rows], return_changed=changed)
-            return None if found is None else tuple((str(c.type), c.to_pylist()) for c in found)
+            return None if found is None else tuple((str(c.type), c.to_pylist()) for c in found[:2])
 
         self.on(name, call)
         self.on(name, lambda state: state.get_many(keys))

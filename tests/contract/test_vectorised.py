@@ -55,7 +55,7 @@ def test_empty_columns(keyed: Keyed) -> None:
         value.update_many(nothing, [])
         words.add_many(nothing, [])
         counts.put_many(nothing, [], [])
-        keys, results = total.add_many(nothing, [], return_changed=True)
+        keys, results, _ = total.add_many(nothing, [], return_changed=True)
         assert (keys.type, results.type, len(keys), len(results)) == (pa.int64(), pa.int64(), 0, 0)
         assert value.get_many(nothing).type == pa.string()
         assert words.get_many(nothing).type == pa.list_(pa.string())

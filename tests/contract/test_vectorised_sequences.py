@@ -232,7 +232,7 @@ class Drive:
             nothing: list[Any] = []
             given = Rows(nothing, given.types, given.spaces and nothing, given.times and nothing)
         self.one.release(mark)
-        keys, *namespaces, results = self.columns("add", given, return_changed=True)
+        keys, results, namespaces = self.columns("add", given, return_changed=True)
         spaces = given.spaces or [sb.VOID] * len(given.rows)
         last = {
             (key, space): number
@@ -242,7 +242,7 @@ class Drive:
         touched = sorted(last, key=lambda at: encoder.spark_hash(encoder.encode(at[0])) % 128)
         assert keys.to_pylist() == [key for key, _ in touched]
         if self.in_spaces:
-            assert shown(*namespaces) == [space for _, space in touched]
+            assert shown(namespaces) == [space for _, space in touched]
         times = given.times and [given.times[last[at]] for at in touched]
         asked = Rows([(key,) for key, _ in touched], [], given.spaces and [at for _, at in touched], times)
         expected = to_arrow(self.loop("get", asked), self.result_type())

@@ -157,7 +157,7 @@ class Sums(sb.BatchProcessFunction):
         self.sum = ctx.get_reducing_state(sb.ReducingStateDescriptor("sum", "sum", int))
 
     def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
-        users, sums = self.sum.add_many(ctx.keys, batch["amount"], return_changed=True)
+        users, sums, _ = self.sum.add_many(ctx.keys, batch["amount"], return_changed=True)
         if batch.num_rows == 1:
             raise ValueError("one row")
         return pa.record_batch({"user": users, "sum": sums})

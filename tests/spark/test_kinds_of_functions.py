@@ -65,7 +65,7 @@ class OverColumns(sb.BatchProcessFunction):
         self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "sum", int))
 
     def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
-        users, totals = self.total.add_many(ctx.keys, batch["n"], return_changed=True)
+        users, totals, _ = self.total.add_many(ctx.keys, batch["n"], return_changed=True)
         given = pa.record_batch({"user": users, "total": totals})
         if "at" not in batch.schema.names:
             return given

@@ -50,6 +50,7 @@ from statebackend.keys import canonical_column, count_of, take_rows
 from statebackend.state import (
     AggregatingState,
     AggregatingStateDescriptor,
+    Changed,
     FoldingState,
     ReducingState,
     StateDescriptor,
@@ -282,7 +283,7 @@ class HeapAddingColumns(HeapSingleColumns, AddingColumns):
 
     def _add_column(
         self, call: VectorisedCall, column: Column, plan: AddPlan, return_changed: bool
-    ) -> tuple[Any, ...] | None:
+    ) -> Changed | None:
         self._clean(call)
         with self._parts(call, True) as parts:
             changed = [self._add_part(part, column, plan, return_changed) for part in parts]
@@ -297,9 +298,8 @@ class HeapAddingColumns(HeapSingleColumns, AddingColumns):
         keys = decoded_keys(
             self.backend._encoder, take_rows(call.keys, rows) if own_keys is None else own_keys
         )
-        if call.namespaces is None:
-            return keys, results
-        return keys, call.namespaces.take(rows).shown(), results
+        namespaces = None if call.namespaces is None else call.namespaces.take(rows).shown()
+        return Changed(keys, results, namespaces)
 
     def _add_part(self, part: TableCall, column: Column, plan: AddPlan, return_changed: bool) -> Any:
         """Add the rows of a part; if asked, return the first rows of keys and namespaces, keys or None, and results."""

@@ -28,7 +28,7 @@ from statebackend.columns.vectorised_call import (
     is_decoded,
 )
 from statebackend.keys import NamespaceColumn, canonical_column, count_of, take_rows
-from statebackend.state import AggregatingState, FoldingState, ReducingState
+from statebackend.state import AggregatingState, Changed, FoldingState, ReducingState
 
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed_backend import RocksDbKeyedBackend
@@ -140,7 +140,7 @@ class RocksDbAddingState(RocksDbSingleState, AddingColumns):
 
     def _add_column(
         self, call: VectorisedCall, column: Column, plan: AddPlan, return_changed: bool
-    ) -> tuple[Any, ...] | None:
+    ) -> Changed | None:
         touched = _touched(call.keys, call.namespaces)
         with self._backend.column_call():
             self._note_namespace(call.namespaces)
@@ -150,7 +150,7 @@ class RocksDbAddingState(RocksDbSingleState, AddingColumns):
             touched = touched.chosen(np.argsort(self._backend.groups_of(touched.keys), kind="stable"))
             accumulators, found = batch_kernels.get_many(table, touched.keys, namespace=touched.numbers)
         keys, results = decoded_keys(self._backend._encoder, touched.keys), self._shown(accumulators, found)
-        return (keys, results) if touched.spaces is None else (keys, touched.spaces.shown(), results)
+        return Changed(keys, results, None if touched.spaces is None else touched.spaces.shown())
 
     def _add_each(self, rows: Any, values: list[Any]) -> None:
         """Call `add` row by row, within a vectorised call; what the keys have is read before, in order."""
