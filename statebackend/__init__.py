@@ -7,7 +7,7 @@ is loaded when it is first needed. ``sb.spark``, ``sb.testing`` and ``sb.tools``
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
 
 from statebackend import errors, types
 from statebackend._version import __version__
@@ -35,11 +35,13 @@ from statebackend.functions import (
     BatchProcessFunction,
     CheckpointedFunction,
     CheckpointListener,
+    EventTime,
     FunctionContext,
     KeyedProcessFunction,
     KeyRowsFunction,
     flat_map_with_state,
     map_with_state,
+    to_output,
 )
 from statebackend.keys import ALL_NAMESPACES, VOID, KeyGroupRange, TimeWindow, key_groups
 from statebackend.operator_state import BroadcastState, OperatorStateBackend, ReadOnlyBroadcastState
@@ -136,19 +138,11 @@ __all__ = [
     "StoreError",
 ]
 
-if TYPE_CHECKING:
-    from statebackend.runtime.event_time import EventTime
-    from statebackend.runtime.row_rules import to_output
-
 #: Parts that need more than numpy and pyarrow, or that a job does not need.
 _LOADED_ON_USE = ("spark", "testing", "tools")
-#: Names of jobs, with their modules, which load compiled ones.
-_OF_JOBS = {"EventTime": "event_time", "to_output": "row_rules"}
 
 
-def __getattr__(name: str) -> Any:
-    if name in _OF_JOBS:
-        return getattr(importlib.import_module(f"{__name__}.runtime.{_OF_JOBS[name]}"), name)
+def __getattr__(name: str) -> ModuleType:
     if name in _LOADED_ON_USE:
         module = f"{__name__}.{name}"
         try:
@@ -160,4 +154,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LOADED_ON_USE, *_OF_JOBS})
+    return sorted({*globals(), *_LOADED_ON_USE})

@@ -86,7 +86,10 @@ def main(argv: list[str] | None = None) -> int:
         ),
         "namespaces": (lambda total: total.add_many(keys, values, namespaces=windows), within),
         "namespaces, windows assigned within": (assigned, within),
-        "keys alone, return_changed": (lambda total: total.add_many(keys, values, True), alone),
+        "keys alone, return_changed": (
+            lambda total: total.add_many(keys, values, return_changed=True),
+            alone,
+        ),
         "namespaces, return_changed": (changed, within),
     }
     report = Report()

@@ -19,10 +19,11 @@ from statebackend._core.key_groups import HashPlan
 from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.columns.nested_columns import encoded_keys
 from statebackend.errors import UsageError
+from statebackend.functions import EventTime
 from statebackend.keys import key_encoder, range_for
 from statebackend.runtime.batch_identity import Identity, merged_digest, rows_digest
 from statebackend.runtime.batch_rows import Survey, check_null_keys, keys_of, split_broadcast
-from statebackend.runtime.event_time import EventTime, RowTimes
+from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.job import Job
 from statebackend.types import Type
 

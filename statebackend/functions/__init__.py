@@ -26,6 +26,7 @@ from statebackend.functions.process import (
     flat_map_with_state,
     map_with_state,
 )
+from statebackend.functions.row_options import EventTime, Rule, to_output
 
 __all__ = [
     "CheckpointedFunction",
@@ -34,11 +35,14 @@ __all__ = [
     "BatchProcessFunction",
     "CheckpointListener",
     "Counter",
+    "EventTime",
     "FunctionContext",
     "KeyRowsFunction",
     "KeyedProcessFunction",
     "Metrics",
     "ProcessFunction",
+    "Rule",
     "flat_map_with_state",
     "map_with_state",
+    "to_output",
 ]

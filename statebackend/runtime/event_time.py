@@ -1,4 +1,4 @@
-"""The time that rows tell: what a job says of it, and what it is for the rows of one batch."""
+"""The time that rows tell, for the rows of one batch."""
 
 from __future__ import annotations
 
@@ -12,64 +12,15 @@ from numpy.typing import NDArray
 
 from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.errors import UsageError
+from statebackend.functions import EventTime
 from statebackend.keys import TimeColumn, time_column
-from statebackend.runtime.row_rules import Rule, checked_rule
 from statebackend.types import is_not_a_time
-from statebackend.units import Duration, milliseconds
 
-TIMERS = ("after_batch", "between_rows")
 _EVENT_TIME = "the event-time column"
 #: The event time while there is none: nothing has expired by then.
 NO_TIME = -(2**63)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
-
-
-@dataclass(frozen=True)
-class EventTime:
-    """All that a job says about the time of its rows: pass it as ``event_time=``.
-
-    ``column`` is a timestamp, or a number of milliseconds. The *watermark* is the greatest time so far less
-    ``watermark_delay``, and never falls. A row is late if its time is below the watermark of the batch before:
-    ``late="keep"`` gives such rows to the function, ``"drop"`` drops them, ``"fail"`` fails the batch, and
-    ``to_output(name)`` gives them, as they are, to an output. With ``timers="between_rows"`` the rows of a key come in
-    the order of their times, each after the timers that are due before it; with ``"after_batch"`` as they are, and all
-    timers after them. A time that is further than ``max_ahead`` ahead of the clock does not move the watermark, and its
-    row goes the way of a late one. When no row with a time has come for ``idle_after``, the watermark follows the
-    clock, at a distance of ``idle_after`` and ``watermark_delay``; that is for rows whose times are those of the clock,
-    and not for a replay of older ones. ``watermark_delay``, ``max_ahead`` and ``idle_after`` are durations:
-    milliseconds, a `datetime.timedelta`, or a text such as ``"10 minutes"``.
-
-    >>> EventTime("at", watermark_delay="1 minute", late="drop").watermark_delay
-    60000
-    >>> EventTime("at", timers="sometimes")
-    Traceback (most recent call last):
-    statebackend.errors.UsageError: timers is 'after_batch' or 'between_rows' [USAGE]
-    """
-
-    column: str
-    watermark_delay: Duration = 0
-    late: Rule = "keep"
-    timers: str = "after_batch"
-    max_ahead: Duration | None = None
-    idle_after: Duration | None = None
-
-    def __post_init__(self) -> None:
-        column: Any = self.column
-        if not isinstance(column, str) or not column:
-            raise UsageError("event_time is the name of a column, or an EventTime of one")
-        for name in ("watermark_delay", "max_ahead", "idle_after"):
-            given = getattr(self, name)
-            if given is not None or name == "watermark_delay":
-                object.__setattr__(self, name, milliseconds(name, given, least=0))
-        checked_rule("late", self.late, "keep", "drop", "fail")
-        if self.timers not in TIMERS:
-            raise UsageError("timers is 'after_batch' or 'between_rows'")
-
-    @property
-    def is_in_order(self) -> bool:
-        """True if rows and timers of a key come in the order of their times."""
-        return self.timers == "between_rows"
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from statebackend.functions import (
     KeyRowsFunction,
     ProcessFunction,
 )
+from statebackend.functions.row_options import EventTime, Rule, checked_rule, output_of
 from statebackend.runtime.arrow_rows import OutputSchema
-from statebackend.runtime.event_time import EventTime
-from statebackend.runtime.row_rules import Rule, checked_rule, output_of
 from statebackend.state import StateBackend, checked_range
 from statebackend.types import ROW, Type, of
 

@@ -7,8 +7,7 @@
 """
 
 from statebackend.cluster.cluster_execution import HostOptions
-from statebackend.runtime import EventTime
-from statebackend.runtime.row_rules import to_output
+from statebackend.functions import EventTime, to_output
 from statebackend.spark import sinks
 from statebackend.spark.display import progress_bar, prometheus
 from statebackend.spark.driver import StatefulBatches

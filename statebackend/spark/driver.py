@@ -45,8 +45,7 @@ from statebackend.spark.session import (
 )
 from statebackend.spark.sink_delivery import OutputFrames, SinkDeliveries
 from statebackend.spark.sinks.committed_sink import SinkContext
-from statebackend.state import clocks
-from statebackend.units import Duration
+from statebackend.state import Duration, clocks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -32,7 +32,7 @@ from statebackend.runtime.execution import Execution, LocalExecution
 from statebackend.spark.heartbeats import COLUMN as HEARTBEAT
 from statebackend.spark.heartbeats import without_heartbeats
 from statebackend.spark.session import arrow_of, runs_here, settings
-from statebackend.units import Size, number_of_bytes
+from statebackend.state import Size, number_of_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

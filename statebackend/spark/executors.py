@@ -41,8 +41,8 @@ from statebackend.spark.cluster_checks import check_memory, check_not_encrypted,
 from statebackend.spark.driver_mode import BatchRows, RunMode
 from statebackend.spark.heartbeats import COLUMN as HEARTBEAT
 from statebackend.spark.session import Query, QueryRun, column_types, is_connect, is_set
+from statebackend.state import Size, number_of_bytes
 from statebackend.types import Type
-from statebackend.units import Size, number_of_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackend.errors import UsageError
-from statebackend.units import Duration, milliseconds
+from statebackend.state import Duration, milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -8,16 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from statebackend.checkpoint import CheckpointStore
 from statebackend.cluster.cluster_execution import HostOptions
 from statebackend.errors import UsageError
-from statebackend.functions import ProcessFunction
-from statebackend.runtime import EventTime, Job
+from statebackend.functions import EventTime, ProcessFunction, Rule
+from statebackend.runtime import Job
 from statebackend.runtime.batch_progress import Figures
-from statebackend.runtime.row_rules import Rule
 from statebackend.runtime.start_checks import Beginning
 from statebackend.spark.driver import StatefulBatches
 from statebackend.spark.driver_mode import DriverMode, RunMode
 from statebackend.spark.executors import ExecutorsMode
-from statebackend.state import StateBackend, clocks
-from statebackend.units import Duration, Size
+from statebackend.state import Duration, Size, StateBackend, clocks
 
 
 def stateful(

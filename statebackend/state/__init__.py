@@ -72,6 +72,7 @@ from statebackend.state.ttl import (
     newest_expired,
     written_at,
 )
+from statebackend.state.units import Duration, Size, milliseconds, number_of_bytes
 from statebackend.state.value_columns import (
     check_lengths,
     check_values,
@@ -91,6 +92,10 @@ __all__ = [
     "AggregatingState",
     "AggregatingStateDescriptor",
     "Changed",
+    "Duration",
+    "Size",
+    "milliseconds",
+    "number_of_bytes",
     "NO_TIME",
     "BaseKeyedStateBackend",
     "DOMAINS",

@@ -153,7 +153,16 @@ def read_many(rows: CallRows, read: Callable[[], Any], declared: Type | None) ->
 
 
 class Changed(NamedTuple):
-    """The distinct keys of an ``add_many``, by ascending key group, in a group as they first came."""
+    """The distinct keys of an ``add_many``, by ascending key group, in a group as they first came.
+
+    >>> from statebackend.backends import create_backend
+    >>> from statebackend.state import ReducingStateDescriptor
+    >>> keyed = create_backend("reference").create_keyed_backend(str)
+    >>> total = keyed.get_reducing_state(ReducingStateDescriptor("total", "sum", int))
+    >>> changed = total.add_many(["ann", "ann"], [1, 2], return_changed=True)
+    >>> changed.keys.to_pylist(), changed.values.to_pylist(), changed.namespaces
+    (['ann'], [3], None)
+    """
 
     keys: pa.Array
     #: What each key has afterwards.

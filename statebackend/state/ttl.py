@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from statebackend.errors import UsageError
-from statebackend.units import Duration, milliseconds
+from statebackend.state.units import Duration, milliseconds
 
 MAX_TIMESTAMP = 2**63 - 1
 _MIN_TIMESTAMP = -(2**63)

@@ -23,19 +23,17 @@ import pyarrow as pa
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.errors import UsageError
-from statebackend.functions import Metrics, ProcessFunction
+from statebackend.functions import EventTime, Metrics, ProcessFunction, Rule
 from statebackend.operator_state import OperatorStateBackend
-from statebackend.runtime import Batch, EventTime, Job, Task
+from statebackend.runtime import Batch, Job, Task
 from statebackend.runtime.arrow_rows import rows_of
 from statebackend.runtime.batch_identity import BatchRecord
 from statebackend.runtime.batch_rows import late_rows
 from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.execution import BatchTime, BatchTimes
 from statebackend.runtime.output import Result
-from statebackend.runtime.row_rules import Rule
-from statebackend.state import KeyedStateBackend, StateBackend, clocks
+from statebackend.state import Duration, KeyedStateBackend, StateBackend, clocks, milliseconds
 from statebackend.types import is_not_a_time, of, row_class
-from statebackend.units import Duration, milliseconds
 
 
 class ManualClock:

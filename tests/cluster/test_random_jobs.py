@@ -15,7 +15,7 @@ from all_backends import BACKENDS
 from host_queries import HostQuery, LocalQuery, rows_out, state_of
 
 import statebackend as sb
-from statebackend.runtime import CommittedBatch, EventTime, Job
+from statebackend.runtime import CommittedBatch, Job
 from statebackend.testing import ManualClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
@@ -198,7 +198,7 @@ CASES = {
         {
             "key": "user",
             "schema": f"{ROW}, more bigint",
-            "event_time": EventTime("at", watermark_delay=50, late="keep", max_ahead=_DAY, idle_after=200),
+            "event_time": sb.EventTime("at", watermark_delay=50, late="keep", max_ahead=_DAY, idle_after=200),
             "order_by": "seq",
             "null_keys": "drop",
         },
@@ -208,7 +208,7 @@ CASES = {
         {
             "key": ["user", "id"],
             "schema": f"{ROW}, more bigint",
-            "event_time": EventTime("at", watermark_delay=20, late="drop", max_ahead=_DAY),
+            "event_time": sb.EventTime("at", watermark_delay=20, late="drop", max_ahead=_DAY),
         },
         "struct<user:string,id:bigint>",
     ),
@@ -222,7 +222,7 @@ CASES = {
                 "late": "user string, seq bigint, at bigint",
                 "no key": "user string, seq bigint",
             },
-            "event_time": EventTime(
+            "event_time": sb.EventTime(
                 "at", watermark_delay=20, late=sb.to_output("late"), timers="between_rows", max_ahead=_DAY
             ),
             "null_keys": sb.to_output("no key"),

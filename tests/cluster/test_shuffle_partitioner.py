@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from type_samples import SORTS_OF_KEYS, sample
 
+import statebackend as sb
 from statebackend.backends.heap import HeapBackend
 from statebackend.cluster.shuffle_partitioner import BatchSurvey, RowPartitioner, TaskSurvey
 from statebackend.errors import SerializationError, StateBackendError, UsageError
@@ -21,7 +22,7 @@ from statebackend.functions import map_with_state
 from statebackend.keys import key_encoder, range_for
 from statebackend.runtime.batch_identity import rows_identity
 from statebackend.runtime.batch_rows import Batch, keys_of
-from statebackend.runtime.event_time import EventTime, RowTimes
+from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.job import Job
 from statebackend.state import ValueStateDescriptor
 from statebackend.types import LONG, STRING, TIMESTAMP, of
@@ -189,7 +190,7 @@ def test_surveys_of_any_split_are_those_of_the_whole_batch(attempt: int, rng: ra
         [rng.choice([None, "a", "b", "c"]) for _ in range(rng.choice([0, 2, 5, 100]))], pa.string()
     )
     table = beside(rng, keys)
-    event_time = EventTime("at", watermark_delay=rng.choice([0, 500]), max_ahead=rng.choice([None, 5000]))
+    event_time = sb.EventTime("at", watermark_delay=rng.choice([0, 500]), max_ahead=rng.choice([None, 5000]))
     job = a_job(event_time=event_time, broadcast_when="rule", null_keys="drop")
     watermark = rng.choice([None, None, 0, CLOCK - 2000, CLOCK + 10**8])
     idle = rng.choice([None, CLOCK - 1000])
@@ -216,7 +217,7 @@ def test_surveys_of_any_split_are_those_of_the_whole_batch(attempt: int, rng: ra
 
 
 def test_a_time_beyond_checkpoints_is_refused_as_in_one_process() -> None:
-    job = a_job(event_time=EventTime("at", watermark_delay=10))
+    job = a_job(event_time=sb.EventTime("at", watermark_delay=10))
     for time in (2**62, -(2**62)):
         table = pa.table({"key": ["a"], "at": [time]})
         with pytest.raises(UsageError, match="further from 1970") as wanted:
@@ -227,7 +228,7 @@ def test_a_time_beyond_checkpoints_is_refused_as_in_one_process() -> None:
     # Nobody minds a time long ago beside a newer one, whatever task it is in.
     told = [cut_and_survey(job, STRING, pa.table({"key": ["a"], "at": [time]})) for time in (-(2**62), 5)]
     merged = BatchSurvey.of([TaskSurvey(*each) for each in told])
-    assert merged.times(EventTime("at"), None) == (5, True)
+    assert merged.times(sb.EventTime("at"), None) == (5, True)
 
 
 def cut_and_survey(job: Job, key_type: Any, table: pa.Table) -> BatchSurvey:

@@ -532,7 +532,7 @@ def test_another_state_is_refused_while_a_function_runs(backend: sb.StateBackend
 CALLS: dict[str, Callable[[Summing], Any]] = {
     "add": lambda made: made.state.add(2),
     "add_many": lambda made: made.state.add_many([1] * 40, [1] * 40),
-    "add_many, changed": lambda made: made.state.add_many([1, 1], [1, 1], True),
+    "add_many, changed": lambda made: made.state.add_many([1, 1], [1, 1], return_changed=True),
     "merge": lambda made: made.keyed.merge_namespaces(made.state.descriptor, "a", [sb.VOID, "b"]),
 }
 

@@ -178,6 +178,7 @@ def test_what_manifests_cannot_hold_is_refused_when_it_is_made(scale: Any) -> No
 def test_numpy_integers_in_options_are_taken_as_ints_or_refused_at_the_call(tmp_path: Path) -> None:
     n = np.int64(2)
     assert type(sb.StateTtlConfig(n).ttl) is int
+    assert type(sb.EventTime("at", watermark_delay=n).watermark_delay) is int  # type: ignore[arg-type]
     assert type(sb.StateTtlConfig(1, legacy_timestamp=n).legacy_timestamp) is int
     store = sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=128)
     keyed = sb.create_backend("heap").create_keyed_backend(int)
@@ -187,7 +188,6 @@ def test_numpy_integers_in_options_are_taken_as_ints_or_refused_at_the_call(tmp_
         lambda: sb.CheckpointStore(tmp_path, retain=n),  # type: ignore[arg-type]
         lambda: sb.create_backend("heap").create_keyed_backend(int, max_parallelism=n),  # type: ignore[arg-type]
         lambda: Job(Counting(), key="user", max_parallelism=n),  # type: ignore[arg-type]
-        lambda: Job(Counting(), key="user", event_time=sb.EventTime("at", watermark_delay=n)),  # type: ignore[arg-type]
         lambda: keyed.snapshot(n, store),  # type: ignore[arg-type]
         lambda: store.commit(n),  # type: ignore[arg-type]
         lambda: store.commit(0, now=n),  # type: ignore[arg-type]

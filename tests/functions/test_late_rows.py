@@ -8,14 +8,14 @@ import pyarrow as pa
 import pytest
 
 import statebackend as sb
-from statebackend.runtime import EventTime, Job
+from statebackend.runtime import Job
 from statebackend.testing import Harness, ManualClock
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
 SCHEMAS = {"main": "user string, at bigint", "late": "at bigint, user string"}
-ROUTED = EventTime("at", watermark_delay=10, late=sb.to_output("late"), max_ahead=1000)
-LATE = EventTime("at", late=sb.to_output("late"))
+ROUTED = sb.EventTime("at", watermark_delay=10, late=sb.to_output("late"), max_ahead=1000)
+LATE = sb.EventTime("at", late=sb.to_output("late"))
 
 
 class Passed(sb.KeyedProcessFunction):
@@ -93,10 +93,10 @@ def test_a_late_row_changes_no_state_and_a_failed_batch_gives_none() -> None:
 
 def test_the_output_must_be_there_and_have_columns_of_the_rows() -> None:
     with pytest.raises(sb.UsageError, match=r"\[USAGE\.NO_OUTPUT\]"):
-        Job(Passed(), key="user", schema=SCHEMAS, event_time=EventTime("at", late=sb.to_output("lat")))
+        Job(Passed(), key="user", schema=SCHEMAS, event_time=sb.EventTime("at", late=sb.to_output("lat")))
     for late in (None, "", 3, "late"):
         with pytest.raises(sb.UsageError, match=r"late is not a rule.*'fail' or sb.to_output"):
-            EventTime("at", late=late)  # type: ignore[arg-type]
+            sb.EventTime("at", late=late)  # type: ignore[arg-type]
     schema = {**SCHEMAS, "late": "at bigint, missing string"}
     with Harness(Passed(), str, key="user", schema=schema, event_time=ROUTED) as harness:
         with pytest.raises(sb.UsageError) as caught:

@@ -23,7 +23,6 @@ from event_days import (
 from functions.conftest import each_way
 
 import statebackend as sb
-from statebackend.runtime import EventTime
 from statebackend.testing import Harness
 
 pytestmark = [pytest.mark.usefixtures("either_way"), each_way]
@@ -44,7 +43,7 @@ class Replay:
 
 
 def replay(function: Any, batches: list[list[Event]], timers: str, backend: str, restarts: int = 0) -> Replay:
-    event_time = EventTime("at", watermark_delay=DELAY, timers=timers)
+    event_time = sb.EventTime("at", watermark_delay=DELAY, timers=timers)
     with Harness(function, str, key="user", schema=SCHEMA, event_time=event_time, backend=backend) as harness:
         rows = []
         for number, batch in enumerate(batches):

@@ -15,7 +15,7 @@ from house_tools import ROOT, module
 
 import statebackend as sb
 from statebackend.backends.reference import ReferenceBackend, ReferenceKeyedBackend
-from statebackend.runtime import EventTime, Job
+from statebackend.runtime import Job
 from statebackend.testing import Harness, ManualClock
 
 pytestmark = [pytest.mark.usefixtures("either_way"), each_way]
@@ -92,13 +92,13 @@ def test_late_rows_are_kept_or_dropped_or_fail_the_batch(backend: str) -> None:
         ("keep", [(30, 40, 0), (40, 40, 0), (None, 40, 0)]),
         ("drop", [(40, 40, 0), (None, 40, 0)]),
     ):
-        event_time = EventTime("at", watermark_delay=10, late=late)
+        event_time = sb.EventTime("at", watermark_delay=10, late=late)
         with Harness(Looking(), int, key="k", event_time=event_time, backend=backend) as harness:
             harness.process_batch(rows((1, 50)))
             assert harness.process_batch(rows((1, 30), (2, 40), (3, None))) == wanted
             kept = harness.process_element(1, {"at": 39})
             assert kept == ([(39, 40, 0)] if late == "keep" else [])
-    event_time = EventTime("at", watermark_delay=10, late="fail")
+    event_time = sb.EventTime("at", watermark_delay=10, late="fail")
     with Harness(Looking(), int, key="k", event_time=event_time, backend=backend) as harness:
         harness.process_batch(rows((1, 50)))
         with pytest.raises(sb.UsageError, match=r"1 rows are late.*\[USAGE.LATE_ROWS\]"):
@@ -112,7 +112,7 @@ def test_times_far_ahead_of_the_clock_do_not_count(backend: str) -> None:
     clock = ManualClock(1000)
     far = datetime.timedelta(milliseconds=500)
     for late in ("keep", "drop"):
-        event_time = EventTime("at", max_ahead=far, late=late)
+        event_time = sb.EventTime("at", max_ahead=far, late=late)
         with Harness(Looking(), int, key="k", event_time=event_time, clock=clock, backend=backend) as harness:
             given = harness.process_batch(rows((1, 1501), (1, 1500), (1, 10**17)))
             assert [at for at, *_ in given] == ([1501, 1500, 10**17] if late == "keep" else [1500])
@@ -184,7 +184,7 @@ def test_rows_without_a_time_go_by_the_watermark_after_the_batch(backend: str) -
 
 
 def test_times_far_ahead_go_by_the_watermark_too(backend: str) -> None:
-    event_time, clock = EventTime("at", max_ahead=100), ManualClock(1000)
+    event_time, clock = sb.EventTime("at", max_ahead=100), ManualClock(1000)
     with Harness(Seen(), int, key="k", event_time=event_time, clock=clock, backend=backend) as harness:
         assert harness.process_batch(rows((1, 1000), (1, 9000), (1, 1050))) == [False, True, True]
         assert harness.process_batch(rows((1, 1100))) == [True]
@@ -246,8 +246,8 @@ def test_timers_in_order_fire_between_rows(backend: str) -> None:
     batch = ticks(
         (1, 1000, [1050, 1100], None), (1, 1210, [], None), (2, 1500, [1400], None), (1, 1160, [], None)
     )
-    late = EventTime("at", watermark_delay=60)
-    in_order = EventTime("at", watermark_delay=60, timers="between_rows")
+    late = sb.EventTime("at", watermark_delay=60)
+    in_order = sb.EventTime("at", watermark_delay=60, timers="between_rows")
     with Harness(Ticking(), int, key="k", event_time=late, backend=backend) as harness:
         assert harness.process_batch(batch) == [
             (1000, None),
@@ -271,7 +271,7 @@ def test_timers_in_order_fire_between_rows(backend: str) -> None:
 
 
 def test_a_timer_is_due_before_the_row_whose_time_less_the_delay_is_its_own(backend: str) -> None:
-    in_order = EventTime("at", watermark_delay=60, timers="between_rows")
+    in_order = sb.EventTime("at", watermark_delay=60, timers="between_rows")
     for at, fires_before in ((1159, False), (1160, True)):
         with Harness(Ticking(), int, key="k", event_time=in_order, backend=backend) as harness:
             batch = ticks((1, 1000, [1100], None), (1, at, [], None), (2, 5000, [], None))
@@ -311,7 +311,7 @@ def test_a_timer_has_the_watermark_that_fires_it(backend: str) -> None:
 
 
 def test_between_rows_a_timer_has_the_watermark_of_the_next_row(backend: str) -> None:
-    in_order = EventTime("at", watermark_delay=10, timers="between_rows")
+    in_order = sb.EventTime("at", watermark_delay=10, timers="between_rows")
     with Harness(Minutely(), int, key="k", event_time=in_order, backend=backend) as harness:
         assert harness.process_batch(rows((1, 1000), (2, 1130), (2, 1005), (2, 1200))) == [
             ("row", 1000, None),
@@ -350,7 +350,7 @@ def test_rows_come_in_order_of_their_times_nulls_first_and_then_by_the_order_giv
             yield ctx.timestamp, row.n
 
     given = rows((1, 30), (1, None), (1, 10), (1, 30), (1, None), n=[5, 4, 3, 2, 1])
-    in_order = EventTime("at", timers="between_rows")
+    in_order = sb.EventTime("at", timers="between_rows")
     with Harness(Order(), int, key="k", event_time=in_order, order_by="n", backend=backend) as harness:
         assert harness.process_batch(given) == [(None, 1), (None, 4), (10, 3), (30, 2), (30, 5)]
     with Harness(Order(), int, key="k", event_time=in_order, backend=backend) as harness:
@@ -383,7 +383,7 @@ def test_broadcast_rows_are_never_late_and_move_nothing(backend: str) -> None:
         flags = [flag for *_, flag in given]
         return harness.process_batch(rows(*((key, at) for key, at, _ in given), everywhere=flags))
 
-    event_time = EventTime("at", late="drop")
+    event_time = sb.EventTime("at", late="drop")
     with Harness(
         Broadcasting(), int, key="k", event_time=event_time, broadcast_when="everywhere", backend=backend
     ) as harness:
@@ -485,9 +485,9 @@ def test_options_that_make_no_sense_are_refused(backend: str) -> None:
     def job(event_time: Any, function: Any = None, **options: Any) -> Job:
         return Job(function or Looking(), key="k", event_time=event_time, backend=backend, **options)
 
-    delayed = EventTime("at", watermark_delay=datetime.timedelta(seconds=1))
-    assert job(delayed).event_time == EventTime("at", watermark_delay=1000)
-    assert job("at").event_time == EventTime("at")
+    delayed = sb.EventTime("at", watermark_delay=datetime.timedelta(seconds=1))
+    assert job(delayed).event_time == sb.EventTime("at", watermark_delay=1000)
+    assert job("at").event_time == sb.EventTime("at")
     for wrong, options in (
         ("watermark_delay", {"watermark_delay": -1}),
         ("watermark_delay", {"watermark_delay": 1.5}),
@@ -496,16 +496,16 @@ def test_options_that_make_no_sense_are_refused(backend: str) -> None:
         ("timers is", {"timers": "sometimes"}),
     ):
         with pytest.raises(sb.UsageError, match=wrong):
-            EventTime("at", **options)  # type: ignore[arg-type]
+            sb.EventTime("at", **options)  # type: ignore[arg-type]
     with pytest.raises(sb.UsageError, match=r"output of that name.*\[USAGE\.NO_OUTPUT\]"):
-        job(EventTime("at", late=sb.to_output("an_output")))
+        job(sb.EventTime("at", late=sb.to_output("an_output")))
     for column in (7, ""):
         with pytest.raises(sb.UsageError, match="name of a column"):
-            EventTime(column)  # type: ignore[arg-type]
+            sb.EventTime(column)  # type: ignore[arg-type]
     with pytest.raises(sb.UsageError, match="name of a column"):
         job(7)
     with pytest.raises(sb.UsageError, match="between_rows.*KeyedProcessFunction"):
-        job(EventTime("at", timers="between_rows"), Columns())
+        job(sb.EventTime("at", timers="between_rows"), Columns())
     with (
         Harness(Looking(), int, key="k", backend=backend) as harness,
         pytest.raises(sb.UsageError, match="watermark needs rows"),
@@ -526,7 +526,7 @@ def test_the_harness_lets_time_pass(backend: str) -> None:
 @pytest.mark.parametrize("restarts", [False, True])
 def test_in_a_harness_the_watermark_follows_the_clock_without_rows(backend: str, restarts: bool) -> None:
     """As in a query: when rows with a time last came, outlives a restart, and a late row counts as one."""
-    clock, idle = ManualClock(1000), EventTime("at", watermark_delay=10, late="drop", idle_after=500)
+    clock, idle = ManualClock(1000), sb.EventTime("at", watermark_delay=10, late="drop", idle_after=500)
     with Harness(Looking(), int, key="k", event_time=idle, clock=clock, backend=backend) as harness:
 
         def step(now: int, *given: tuple[int, int | None]) -> int | None:

@@ -17,7 +17,7 @@ from host_queries import rows_out
 from pieces import either_way
 
 import statebackend as sb
-from statebackend.runtime import Batch, BatchSource, CommittedBatch, EventTime, Job, Runner
+from statebackend.runtime import Batch, BatchSource, CommittedBatch, Job, Runner
 from statebackend.runtime.batch_progress import Stopwatch, describe
 from statebackend.testing import ManualClock
 from statebackend.types import STRING
@@ -73,7 +73,7 @@ def queries(tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.usefixtures("either_way")
 def test_progress_and_manifest_count_late_rows_and_those_ahead(queries: Any) -> None:
     for late, dropped in (("keep", 0), ("drop", 3)):
-        event_time = EventTime("at", watermark_delay=MINUTE, late=late, max_ahead=60 * MINUTE)
+        event_time = sb.EventTime("at", watermark_delay=MINUTE, late=late, max_ahead=60 * MINUTE)
         query = queries(late, Counts(), event_time)
         assert query.run(0, at(10, 5, None)).progress["numRowsLate"] == 0
         committed = query.run(1, at(8.5, 9, 61, -3, None, 20))
@@ -127,7 +127,7 @@ def test_both_times_come_through_faults(
     """Commits fail before or after they have happened, functions fail, the query is closed and opened."""
     events = day(rng, 400, ordered_by_user=True)
     batches = cut(events, 30)
-    event_time = EventTime("at", watermark_delay=DELAY // 10, late="drop", timers="between_rows")
+    event_time = sb.EventTime("at", watermark_delay=DELAY // 10, late="drop", timers="between_rows")
     commit = sb.CheckpointStore.commit
     faults = itertools.count()
 
@@ -241,7 +241,7 @@ def test_a_savepoint_has_both_times(queries: Any, tmp_path: Path) -> None:
 def test_a_stream_is_idle_up_to_the_plan_of_a_batch(tmp_path: Path) -> None:
     """A planned batch without rows that is run again after an outage says nothing of the rows that have come since."""
     clock = ManualClock(START)
-    idle = EventTime("at", late="drop", idle_after=5 * MINUTE)
+    idle = sb.EventTime("at", late="drop", idle_after=5 * MINUTE)
 
     def runner() -> Runner:
         job = Job(Plain(), key="user", schema=SCHEMA, event_time=idle)

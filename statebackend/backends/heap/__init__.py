@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from statebackend.errors import BackendUnavailableError, UsageError
 from statebackend.operator_state import OperatorStateBackend
-from statebackend.state import StateBackend
-from statebackend.units import Size, number_of_bytes
+from statebackend.state import Size, StateBackend, number_of_bytes
 
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed_backend import HeapKeyedBackend

@@ -12,8 +12,7 @@ from statebackend.backends.rocksdb.library_location import library_in_use, load_
 from statebackend.backends.rocksdb.settings import Settings
 from statebackend.errors import StateBackendError
 from statebackend.operator_state import OperatorStateBackend
-from statebackend.state import StateBackend
-from statebackend.units import Size, number_of_bytes
+from statebackend.state import Size, StateBackend, number_of_bytes
 
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed_backend import RocksDbKeyedBackend

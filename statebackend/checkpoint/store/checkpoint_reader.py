@@ -41,7 +41,7 @@ from statebackend.checkpoint.store.metadata import Metadata
 from statebackend.checkpoint.store.pins import Pin
 from statebackend.checkpoint.store.sealed import crc32c
 from statebackend.errors import CorruptCheckpointError, UsageError
-from statebackend.units import Duration
+from statebackend.state import Duration
 
 _CHUNK = 4 << 20
 

@@ -29,7 +29,7 @@ from statebackend.checkpoint.store.sealed import (
     seal,
 )
 from statebackend.errors import CorruptCheckpointError
-from statebackend.units import Duration, milliseconds
+from statebackend.state import Duration, milliseconds
 
 if TYPE_CHECKING:
     from statebackend.checkpoint.store.checkpoint_reader import Checkpoint

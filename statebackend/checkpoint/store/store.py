@@ -28,7 +28,7 @@ from statebackend.checkpoint.store.metadata import Metadata, check_same_use
 from statebackend.checkpoint.store.retention import Retain, Retention
 from statebackend.checkpoint.store.sealed import Malformed, integer
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError
-from statebackend.units import Duration, milliseconds
+from statebackend.state import Duration, milliseconds
 
 _log = logging.getLogger(__name__)
 
@@ -67,18 +67,16 @@ class CheckpointStore(CheckpointReader):
         max_clock_jump: Duration | None = "30 days",
         _files: StoreFiles | None = None,
     ) -> None:
-        if (type(retain) is int and retain < 1) or isinstance(retain, bool):
+        if isinstance(retain, (str, datetime.timedelta)):
+            retain = datetime.timedelta(milliseconds=milliseconds("retain", retain, least=0))
+        elif type(retain) is not int or retain < 1:
             raise UsageError("retain is the number of checkpoints to keep, at least 1, or a duration")
         if compression not in ("zstd", "lz4", None):
             raise UsageError('compression is "zstd", "lz4" or None')
         super().__init__(
             uri, single_writer=single_writer, options=options, encryption=encryption, _files=_files
         )
-        self._retain: Retain = (
-            retain
-            if isinstance(retain, int)
-            else datetime.timedelta(milliseconds=milliseconds("retain", retain, least=0))
-        )
+        self._retain: Retain = retain
         self._compression = compression
         #: How far, in milliseconds, a clock may be ahead of the last committed time; None: any distance.
         self.max_clock_jump = (

@@ -90,4 +90,6 @@ def _at_least(least: int, what: str, option: str, whole: int) -> int:
 
 
 def _refused(what: str, option: str, message: str) -> UsageError:
-    return UsageError(message, code=f"USAGE.{what.upper()}", detail=option, hint=_HINTS[what])
+    if what == "size":
+        return UsageError(message, code="USAGE.SIZE", detail=option, hint=_HINTS[what])
+    return UsageError(message, code="USAGE.DURATION", detail=option, hint=_HINTS[what])
