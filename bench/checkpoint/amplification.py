@@ -113,7 +113,7 @@ def simulated(n: int, batches: int, changes: int) -> dict[str, Any]:
         if is_base_due(base, sum(sizes)):
             written["base"] += base
             deltas = []
-        elif (run := run_to_merge(sizes)) is not None:
+        elif (run := run_to_merge(sizes, base)) is not None:
             rows = sum(deltas[at][1] for at in run)
             distinct = int(n * -np.expm1(-rows / n))
             made = 1_300 + 16 * distinct

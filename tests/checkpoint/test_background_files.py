@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from all_backends import BACKENDS
 from keyed_stores import COUNT, counting, counts, create, open_store, restored_counts
 
 import statebackend as sb
-from statebackend.checkpoint.keyed import chain, compaction, state_restore
+from statebackend.checkpoint.keyed import chain, compaction, snapshot_log, state_restore
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -119,6 +120,50 @@ def test_a_store_may_be_restarted_or_rewound_while_files_are_merged(
             checkpoint_id += 1
     named = {name for each in store.checkpoints() for name in store.open(each).files}
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("data/*/*")} == named
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+@each_backend
+def test_a_base_leaves_the_deltas_that_were_committed_while_it_was_written(
+    tmp_path: Path, backend: str, is_aborted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the place of the files of the snapshot of its moment. If that one is aborted, it is removed."""
+    monkeypatch.setattr(chain, "SMALLEST_BASE", 0)
+    monkeypatch.setattr(chain.Chain, "is_base_due", property(lambda chain: len(chain.files) >= 2))
+    may_write, write = threading.Event(), snapshot_log.write_in_background
+
+    def write_later(*work: Any) -> None:
+        may_write.wait(60)
+        write(*work)
+
+    monkeypatch.setattr(snapshot_log, "write_in_background", write_later)
+    keyed, count = counting(backend, 100)
+    with keyed, open_store(tmp_path) as store:
+
+        def snapshot(checkpoint_id: int) -> Any:
+            count.update_many([checkpoint_id], [1000 + checkpoint_id])
+            return keyed.snapshot(checkpoint_id, store)
+
+        for checkpoint_id in range(2):
+            store.commit(checkpoint_id, [snapshot(checkpoint_id).result()])
+        pending = snapshot(2)
+        assert keyed._log.rewriting is not None
+        if is_aborted:
+            pending.abort()
+        else:
+            store.commit(2, [pending.result()])
+        for checkpoint_id in (3, 4):
+            store.commit(checkpoint_id, [snapshot(checkpoint_id).result()])
+        may_write.set()
+        wait(keyed)
+        new = keyed._log.rewriting.files[0].name
+        committed = store.commit(5, [snapshot(5).result()])
+        committed.verify()
+        assert restored_counts(committed) == counts(count)
+        kinds = [file.kind for file in committed.files.values()]
+        assert (new in committed.files) == (not is_aborted)
+        assert kinds == ["base", *["delta"] * (4 if is_aborted else 3)]
+        assert (tmp_path / new).exists() == (not is_aborted)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

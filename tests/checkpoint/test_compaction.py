@@ -102,7 +102,7 @@ def test_files_are_few_and_written_seldom(rng: random.Random) -> None:
             own = int(size * rng.uniform(0.5, 1.5))
             given += own
             sizes.append(own)
-            run = chain.run_to_merge(sizes)
+            run = chain.run_to_merge(sizes, 1 << 40)
             if run is not None:
                 made = sum(sizes[at] for at in run)
                 written += made

@@ -4,8 +4,8 @@
         |              |              |
      chain.point  snapshot.point  snapshot.point     points: later changes can be read
         |
-     base + deltas, and perhaps a file that will replace some of them: several deltas in one, or a new base, which has
-     a point of its own
+     base + deltas, and perhaps a file that will replace some of them: several deltas in one, or a new base, of the
+     moment of a snapshot, in place of all files of that snapshot
 
 Every snapshot builds on the newest checkpoint that was committed when it was taken. It opens a point of its own, which
 becomes the chain's when it is committed. An aborted snapshot drops its point: its changes are read again, from the
@@ -16,11 +16,14 @@ The module also decides which files of a checkpoint are merged, so that files st
 A file belongs to a tier by its size; each tier begins at eight times the size at which the one below begins. Eight
 neighbours of one tier are merged into one file, which then usually belongs to the next tier. So a change is written
 once for each tier on its way, and a restore usually opens at most seven files of a tier. The number of tiers grows with
-the logarithm of the changes. When the deltas have outgrown the base, a new base is written from memory instead.
+the logarithm of the changes. When the deltas have outgrown the base, a new base is written from memory instead. It is
+near when neighbours are half of that: they are not merged, since a row of a merge takes several times as long.
 
->>> run_to_merge([5_000] * 8)
+>>> run_to_merge([5_000] * 8, base=1_000_000)
 range(0, 8)
->>> run_to_merge([40_000] * 7 + [5_000] * 7) is None  # seven of each tier
+>>> run_to_merge([40_000] * 7 + [5_000] * 7, base=1_000_000) is None  # seven of each tier
+True
+>>> run_to_merge([70_000] * 8, base=1_000_000) is None  # a base is near
 True
 """
 
@@ -86,13 +89,17 @@ def is_base_due(base: int, deltas: int) -> bool:
     return deltas > max(base, SMALLEST_BASE)
 
 
-def run_to_merge(sizes: Sequence[int]) -> range | None:
+def run_to_merge(sizes: Sequence[int], base: int) -> range | None:
     """The deltas to merge, as positions in the order in which they are applied; None if no tier has eight neighbours.
+
+    Also None if these are more than half of what makes another base due.
 
     Only neighbours are merged, so smaller files written just before a large one count as being of its tier. O(files).
 
-    >>> run_to_merge([5_000] * 9 + [300_000] + [5_000] * 3), run_to_merge([5_000] * 1000)
-    (range(0, 10), range(0, 64))
+    >>> run_to_merge([5_000] * 9 + [300_000] + [5_000] * 3, base=1_000_000)
+    range(0, 10)
+    >>> run_to_merge([5_000] * 1000, base=1_000_000)
+    range(0, 64)
     """
     last = len(sizes)
     while last:
@@ -101,7 +108,8 @@ def run_to_merge(sizes: Sequence[int]) -> range | None:
         while first and _tier(sizes[first - 1]) <= tier:
             first -= 1
         if last - first >= FAN:
-            return range(first, min(last, first + MOST_MERGED))
+            run = range(first, min(last, first + MOST_MERGED))
+            return None if is_base_due(base, 2 * sum(sizes[at] for at in run)) else run
         last = first
     return None
 
@@ -143,15 +151,16 @@ class Chain(NamedTuple):
 
     @property
     def mergeable(self) -> tuple[StoredFile, ...]:
-        """Deltas that are to be merged into one; none if no tier has eight neighbours."""
+        """Deltas that are to be merged into one. If a base is due, but has no room, their size does not matter."""
         deltas = self.deltas
-        run = run_to_merge([file.size for file in deltas])
+        sizes = [file.size for file in deltas]
+        run = run_to_merge(sizes, 2 * sum(sizes) if self.is_base_due else self.base_size)
         return () if run is None else deltas[run.start : run.stop]
 
     def with_merged(self, rewriting: KeyedSnapshot, made: tuple[StoredFile, ...]) -> Chain | None:
-        """The same with the merged file in place of its parts; None if they are not in it any more."""
-        parts = rewriting.replaces
-        if parts[0] not in self.files:
+        """The same with the rewritten files in place of their parts; None if these are not in it."""
+        parts = rewriting.parts
+        if not parts or parts[0] not in self.files:
             return None
         first = self.files.index(parts[0])
         if self.files[first : first + len(parts)] != parts:
@@ -163,19 +172,19 @@ class Chain(NamedTuple):
 class KeyedSnapshot(Snapshot):
     """A snapshot of keyed state.
 
-    Without a checkpoint it is written in the background, and the next snapshot names its files in place of others. With
-    a ``point``, they are then a new base, of that moment. Without, they are one delta in place of ``replaces``.
+    Without a checkpoint it is written in the background, without a point, and a later snapshot names its files in place
+    of ``replaces``: some deltas, or all files of a snapshot of the same moment.
     """
 
     def __init__(
         self,
         writer: DataWriter,
-        point: Point | None,
+        point: Point | None = None,
         *,
         chain: Chain | None = None,
         now: int | None = None,
         watermark: int | None = None,
-        replaces: tuple[StoredFile, ...] = (),
+        replaces: tuple[StoredFile, ...] | KeyedSnapshot = (),
     ) -> None:
         super().__init__(writer)
         self.point = point
@@ -186,6 +195,11 @@ class KeyedSnapshot(Snapshot):
         self.replaces = replaces
         #: All files that it consists of; None until they are written.
         self.files: tuple[StoredFile, ...] | None = None
+
+    @property
+    def parts(self) -> tuple[StoredFile, ...]:
+        """The files to replace; none as long as they are not all written."""
+        return (self.replaces.files or ()) if isinstance(self.replaces, KeyedSnapshot) else self.replaces
 
     @property
     def names(self) -> set[str]:

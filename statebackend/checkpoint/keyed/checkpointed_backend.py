@@ -232,7 +232,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         if chain is not None:
             another = store.begin_snapshot if isinstance(store, CheckpointStore) else store.beside
             take = partial(self._take_base, frozenset(file.name for file in chain.files))
-            log.rewrite(chain, another, take, self._kinds, self._threads)
+            log.rewrite(snapshot, chain, another, take, self._kinds, self._threads)
         return snapshot
 
     def _kinds(self) -> dict[str, str]:

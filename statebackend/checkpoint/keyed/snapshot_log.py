@@ -58,7 +58,7 @@ class SnapshotLog:
     | `taken` | is in flight, with a point of its own | stays | if it is written, the next snapshot adopts it |
     | `committed` | becomes the chain; older ones go | is replaced | is settled if it is named, else it goes |
     | `aborted` | goes | stays | goes if nothing else builds on it |
-    | `rolled_back` | stays | without its point, the next snapshot is a base | a base goes if its point is void |
+    | `rolled_back` | stays | without its point, the next snapshot is a base | stays |
 
     Whatever goes drops its point. Files that a snapshot in flight builds on stay until it is decided.
 
@@ -108,12 +108,9 @@ class SnapshotLog:
         tell(self._in_flight, checkpoint_id, is_committed=False)
 
     def rolled_back(self) -> None:
-        """State has gone back to a mark. Points behind it are void, and files written since then are useless."""
+        """State has gone back to a mark. Points behind it are void."""
         if self._chain is not None and not self._points.is_valid(self._chain.point):
             self._points.drop(self._chain.point)
-        rewriting = self.rewriting
-        if rewriting is not None and not self._is_valid(rewriting):
-            self._give_up(rewriting)
 
     def settle(self) -> None:
         """Make the newest committed snapshot the chain, and forget aborted snapshots.
@@ -165,9 +162,6 @@ class SnapshotLog:
         is_small = points.holds(2 * points.changes_since(chain.point))
         return chain if is_small else None
 
-    def _is_valid(self, rewriting: KeyedSnapshot) -> bool:
-        return rewriting.point is None or self._points.is_valid(rewriting.point)
-
     def _adopt_rewritten(self) -> None:
         rewriting = self.rewriting
         if rewriting is not None and rewriting.writer.is_of_another_process:
@@ -180,17 +174,15 @@ class SnapshotLog:
             self._patience.failed()
         else:
             self._patience.succeeded()
-        if made is None or chain is None or not self._is_valid(rewriting):
+        if made is None or chain is None:
             self._give_up(rewriting)
             return
-        if rewriting.point is not None:
-            self._points.drop(chain.point)
-            adopted: Chain | None = Chain(made, rewriting.point, (rewriting.writer,))
-        else:
-            adopted = chain.with_merged(rewriting, made)
+        adopted = chain.with_merged(rewriting, made)
         if adopted is None:
-            names = {file.name for file in rewriting.replaces}
-            if not any(names <= snapshot.names for snapshot in self._in_flight):
+            names = {file.name for file in rewriting.parts}
+            if not any(
+                each is rewriting.replaces or (names and names <= each.names) for each in self._in_flight
+            ):
                 self._give_up(rewriting)
             return  # a snapshot in flight has the parts, and may become the chain
         self.rewriting = None
@@ -199,12 +191,11 @@ class SnapshotLog:
 
     def _give_up(self, rewriting: KeyedSnapshot) -> None:
         self.rewriting = None
-        if rewriting.point is not None:
-            self._points.drop(rewriting.point)
         rewriting.writer.abort()
 
     def rewrite(
         self,
+        taken: KeyedSnapshot,
         chain: Chain,
         begin: Callable[[], DataWriter],
         take: Callable[[], Source],
@@ -213,8 +204,8 @@ class SnapshotLog:
     ) -> None:
         """If there are many files of one size, or the deltas have outgrown the base, begin to replace them.
 
-        ``begin`` gives a writer, ``take`` all rows of this moment, and ``kinds`` the kind of each state. A failure here
-        fails no snapshot: it is tried again, later and later.
+        ``taken`` is a snapshot of this moment on ``chain``. ``begin`` gives a writer, ``take`` all rows of this moment,
+        and ``kinds`` the kind of each state. A failure here fails no snapshot: it is tried again, later and later.
         """
         if self.rewriting is not None:
             return
@@ -234,11 +225,10 @@ class SnapshotLog:
                 if is_base_due:
                     source = take()
                     undo.callback(source.release)
-                    rewriting = KeyedSnapshot(writer, self._points.open())
-                    undo.callback(self._points.drop, rewriting.point)
+                    rewriting = KeyedSnapshot(writer, replaces=taken)
                     write = source.write
                 else:
-                    rewriting = KeyedSnapshot(writer, None, replaces=parts)
+                    rewriting = KeyedSnapshot(writer, replaces=parts)
                     write = partial(write_merged, files=parts, kinds=kinds())
                 rewriting.begin(partial(write_in_background, rewriting, write), threads)
                 undo.pop_all()
@@ -262,8 +252,6 @@ class SnapshotLog:
             self._chain = None
         for snapshot in self._in_flight:
             self._points.drop(snapshot.point)
-        if self.rewriting is not None and self.rewriting.point is not None:
-            self._points.drop(self.rewriting.point)
 
     def close(self) -> None:
         """No snapshot is taken any more. Those in flight may still be committed."""
