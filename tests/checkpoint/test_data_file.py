@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import decimal
+import errno
 import io
 import itertools
 import json
 import random
 import struct
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +24,7 @@ from statebackend.checkpoint.format import (
     GroupedBatch,
     Op,
     Section,
+    data_file_writer,
     read_data_file,
     write_data_file,
 )
@@ -119,6 +123,78 @@ def test_any_states_come_back(rng: random.Random, compression: str | None) -> No
                 mask = [group in wanted for group in groups]
                 assert found == [group for group in groups if group in wanted]
                 assert table.to_pylist() == expected.filter(pa.array(mask, pa.bool_())).to_pylist()
+
+
+def refuse_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.usefixtures("encoded_behind")
+def test_threads_change_no_byte(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    sections = [
+        a_section(f"state {i}", rng, rng.choice([0, 30, 900]), rng.choice([1, 128])) for i in range(7)
+    ]
+    alone = written(sections)
+    assert written(sections, threads=2) == alone
+    monkeypatch.setattr(threading.Thread, "start", refuse_thread)
+    assert written(sections, threads=2) == alone
+
+
+@pytest.mark.usefixtures("encoded_behind")
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("place", ["batches", "sink", "encoding"])
+@pytest.mark.parametrize("number", range(5))
+def test_an_error_comes_as_it_is_and_ends_the_thread(
+    place: str, number: int, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work, failed = threading.Event(), threading.Event()
+    calls, encodings = itertools.count(), itertools.count()
+    encode = data_file_writer._Writer._encoded
+
+    def fail(own: str) -> None:
+        if own == place and next(calls) == number:
+            if place == "batches" and number >= 2:
+                assert at_work.wait(60)
+            failed.set()
+            raise error
+
+    def encoded(*arguments: Any) -> Any:
+        at_work.set()
+        fail("encoding")
+        if next(encodings) == number - 2 and place == "batches":  # the last one before the error
+            failed.wait(60)
+        found = encode(*arguments)
+        at_work.clear()
+        return found
+
+    def batches() -> Iterator[GroupedBatch]:
+        for group in range(8):
+            fail("batches")
+            rows = pa.record_batch({"key": range(9), "value": range(9)}, LONG)
+            yield GroupedBatch.of(rows, [group] * 9)
+
+    class Sink(io.BytesIO):
+        def write(self, data: Any) -> int:
+            fail("sink")
+            return super().write(data)
+
+    monkeypatch.setattr(data_file_writer._Writer, "_encoded", encoded)
+    monkeypatch.setattr(data_file_writer, "BATCH_ROWS", 9)
+    monkeypatch.setattr(data_file_writer, "COMPRESS_FROM", 1)
+    monkeypatch.setattr(data_file_writer, "COMPRESS_BATCHES_FROM", 1)
+    before = set(threading.enumerate())
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # the thread goes on only where this one waits
+    try:
+        with pytest.raises(type(error)) as raised:
+            write_data_file(Sink(), [Section("a", LONG, batches())], threads=2)
+        assert place == "encoding" or not at_work.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+    assert raised.value is error
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_any_arrow_reader_opens_a_file() -> None:

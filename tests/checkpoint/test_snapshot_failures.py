@@ -20,7 +20,7 @@ from statebackend.checkpoint.files import PosixCalls
 from statebackend.checkpoint.keyed import chain
 from statebackend.checkpoint.keyed import row_source as writing
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
+pytestmark = pytest.mark.usefixtures("no_fsync", "encoded_behind")
 
 
 def data_files(path: Path) -> set[str]:

@@ -61,6 +61,7 @@ class HeapView(Source):
 
     def __init__(self, backend: HeapKeyedBackend, expired_at: ExpiredAt | None) -> None:
         super().__init__("base", backend.key_group_range)
+        self.threads = backend.threads
         self._states = backend._state_readers()
         self._expired_at = expired_at or ExpiredAt()
         self._have_rows = [any(map(len, state.tables)) for state in self._states]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +26,7 @@ from statebackend.checkpoint.format.index import (
     StateColumns,
     StoredBatch,
 )
+from statebackend.checkpoint.store.pending import WritingThreads
 from statebackend.checkpoint.store.sealed import JsonObject, crc32c
 from statebackend.errors import UsageError
 from statebackend.keys import MAX_PARALLELISM
@@ -37,6 +40,8 @@ COMPRESS_FROM, COMPRESS_BATCHES_FROM = 4096, 256
 TINY_BATCH = 64
 #: Batches that are held back at most until that is known.
 MOST_EARLY = 16_384
+#: A smaller batch is encoded sooner than another thread takes it.
+BEHIND_FROM = 128 << 10
 
 
 class ByteSink(Protocol):
@@ -53,25 +58,27 @@ def write_data_file(
     compression: str | None = "zstd",
     extra: Mapping[str, object] | None = None,
     name: str | None = None,
+    threads: int = 1,
 ) -> None:
     """Write a file to ``sink``, which needs only ``write``; does not flush or close it.
 
     The writer takes the batches of the sections one after another, so they may be generated on the way. It joins small
     batches and divides large ones. Memory: one batch of 65,536 rows, or of 64 MB. ``compression`` is ``"zstd"``,
     ``"lz4"`` or None; less than 4 KB are not compressed. ``extra`` is free, JSON-able, and returned by the reader.
-    ``name`` is the file's future name: under another name it cannot be read.
+    ``name`` is the file's future name: under another name it cannot be read. With two ``threads`` or more, one encodes
+    a large batch while the caller writes the batch before and makes the next. It is idle when this returns or raises.
     """
     if compression not in ("zstd", "lz4", None):
         raise UsageError('compression is "zstd", "lz4" or None')
     schema, columns = _shared_schema(sections)
-    writer = _Writer(sink, schema, compression)
     states, first_run = [], 0
-    for section, numbers in zip(sections, columns, strict=True):
-        for rows, size in _full_batches(section):
-            writer.add(_widened(rows.batch, schema, numbers), size, rows.key_groups, rows.counts)
-        states.append(StateColumns(section.name, numbers, first_run, writer.n_runs - first_run))
-        first_run = writer.n_runs
-    writer.close(tuple(states), dict(extra or {}), name)
+    with _Writer(sink, schema, compression, threads) as writer:
+        for section, numbers in zip(sections, columns, strict=True):
+            for rows, size in _full_batches(section):
+                writer.add(_widened(rows.batch, schema, numbers), size, rows.key_groups, rows.counts)
+            states.append(StateColumns(section.name, numbers, first_run, writer.n_runs - first_run))
+            first_run = writer.n_runs
+        writer.finish(tuple(states), dict(extra or {}), name)
 
 
 def _shared_schema(sections: Sequence[Section]) -> tuple[pa.Schema, list[dict[str, int]]]:
@@ -194,7 +201,10 @@ def _slice(rows: GroupedBatch, ends: NDArray[np.integer], start: int, end: int) 
 class _Writer:
     """Lets Arrow write its file, notes the place of each part, and puts the index in front of the footer."""
 
-    def __init__(self, sink: ByteSink, schema: pa.Schema, compression: str | None) -> None:
+    def __init__(self, sink: ByteSink, schema: pa.Schema, compression: str | None, threads: int) -> None:
+        self._threads = WritingThreads() if threads > 1 else None
+        #: The bytes and rows of batches that another thread encodes, to be written next.
+        self._behind: Future[list[tuple[bytes, int]]] | None = None
         self._sink = sink
         self._schema = schema
         self._compression = compression
@@ -211,6 +221,15 @@ class _Writer:
         self._counts: list[NDArray[np.integer]] = []
         self.n_runs = 0
 
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._threads is not None:
+            self._threads.close()
+        if self._behind is not None:
+            wait([self._behind])
+
     def add(
         self, batch: pa.RecordBatch, size: int, key_groups: NDArray[np.integer], counts: NDArray[np.integer]
     ) -> None:
@@ -222,21 +241,37 @@ class _Writer:
         count = len(self._early)
         pays = self._early_bytes >= max(COMPRESS_FROM, COMPRESS_BATCHES_FROM * count)
         if self._arrow is not None or pays or count >= MOST_EARLY:
-            self._write_early(self._compression)
+            self._write_early(self._compression, self._threads if size >= BEHIND_FROM else None)
 
-    def _write_early(self, compression: str | None) -> None:
-        if self._arrow is None:
-            options = pa.ipc.IpcWriteOptions(compression=compression)
-            self._arrow = pa.ipc.new_file(_ArrowSink(self._pieces), self._schema, options=options)
-        assert self._arrow is not None
-        early, self._early = self._early, []
-        for batch in early:
-            self._arrow.write_batch(batch)
-            data = b"".join(self._pieces)
-            self._pieces.clear()
+    def _write_early(self, compression: str | None, threads: WritingThreads | None = None) -> None:
+        encoded = [] if self._behind is None else self._behind.result()
+        self._behind = None
+        encode = partial(self._encoded, self._early, compression)
+        self._early = []
+        try:
+            self._behind = None if threads is None else threads.run(encode)
+        except RuntimeError:  # no thread could be started
+            self._behind = None
+        if self._behind is None:
+            encoded += encode()
+        for data, rows in encoded:
             if self._start is None:
                 data = self._write_start(data)
-            self._batches.append(StoredBatch(self._put(data), batch.num_rows))
+            self._batches.append(StoredBatch(self._put(data), rows))
+
+    def _encoded(self, batches: list[pa.RecordBatch], compression: str | None) -> list[tuple[bytes, int]]:
+        if self._arrow is None:
+            # On two cores, more threads than the caller's and this one are in each other's way.
+            use_threads = self._threads is None or pa.cpu_count() > 2
+            options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=use_threads)
+            self._arrow = pa.ipc.new_file(_ArrowSink(self._pieces), self._schema, options=options)
+        assert self._arrow is not None
+        encoded = []
+        for batch in batches:
+            self._arrow.write_batch(batch)
+            encoded.append((b"".join(self._pieces), batch.num_rows))
+            self._pieces.clear()
+        return encoded
 
     def _write_start(self, data: bytes) -> bytes:
         """Write magic and schema, which come with the first batch or at the end; return the bytes after them."""
@@ -251,7 +286,7 @@ class _Writer:
         self._at = region.end
         return region
 
-    def close(self, states: tuple[StateColumns, ...], extra: JsonObject, name: str | None) -> None:
+    def finish(self, states: tuple[StateColumns, ...], extra: JsonObject, name: str | None) -> None:
         self._write_early(None if self._arrow is None else self._compression)
         assert self._arrow is not None
         self._arrow.close()

@@ -42,6 +42,9 @@ class ExpiredAt(NamedTuple):
 class Source(ABC):
     """State at one moment, to be written. The backend's thread makes it; any thread reads, writes and releases it."""
 
+    #: The threads that may work at once while it is written; with two or more, rows are encoded while others are made.
+    threads = 1
+
     def __init__(self, kind: str, key_groups: KeyGroupRange) -> None:
         #: "base" for all rows, "delta" for changes.
         self.kind = kind
@@ -91,7 +94,8 @@ class Source(ABC):
         with writer.create(self.kind, key_groups=self.key_groups) as file:
             # A state that is known to have no rows costs nothing in the file.
             sections = [each for each in self.all_sections() if each.batches != ()]
-            write_data_file(file, sections, name=file.name, compression=writer.compression)
+            options: Any = {"compression": writer.compression, "threads": self.threads}
+            write_data_file(file, sections, name=file.name, **options)
             return (file.finish(),)
 
 
