@@ -15,7 +15,7 @@ from all_backends import BACKENDS
 from keyed_stores import COUNT, counting, counts, create, open_store, restored_counts
 
 import statebackend as sb
-from statebackend.checkpoint.keyed import chain, compaction, snapshot_log, state_restore
+from statebackend.checkpoint.keyed import chain, checkpointed_backend, compaction, snapshot_log, state_restore
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -164,6 +164,33 @@ def test_a_base_leaves_the_deltas_that_were_committed_while_it_was_written(
         assert (new in committed.files) == (not is_aborted)
         assert kinds == ["base", *["delta"] * (4 if is_aborted else 3)]
         assert (tmp_path / new).exists() == (not is_aborted)
+
+
+def test_a_base_waits_for_the_files_of_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain.Chain, "is_base_due", property(lambda chain: len(chain.files) >= 2))
+    may_write, write = threading.Event(), checkpointed_backend.write_snapshot
+
+    def write_later(snapshot: Any, *work: Any) -> Any:
+        may_write.wait(60)
+        return write(snapshot, *work)
+
+    keyed, count = counting("heap", 100)
+    with keyed, open_store(tmp_path) as store:
+        for checkpoint_id in range(2):
+            count.update_many([checkpoint_id], [1000])
+            store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+        count.update_many([2], [1000])
+        with monkeypatch.context() as patched:
+            patched.setattr(checkpointed_backend, "write_snapshot", write_later)
+            pending = keyed.snapshot(2, store)
+        wait(keyed)
+        following = keyed.snapshot(3, store)
+        may_write.set()
+        store.commit(2, [pending.result()])
+        following.abort()
+        committed = store.commit(4, [keyed.snapshot(4, store).result()])
+        assert [file.kind for file in committed.files.values()] == ["base"]
+        assert restored_counts(committed) == counts(count)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
