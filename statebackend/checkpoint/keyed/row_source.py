@@ -94,8 +94,9 @@ class Source(ABC):
         with writer.create(self.kind, key_groups=self.key_groups) as file:
             # A state that is known to have no rows costs nothing in the file.
             sections = [each for each in self.all_sections() if each.batches != ()]
-            options: Any = {"compression": writer.compression, "threads": self.threads}
-            write_data_file(file, sections, name=file.name, **options)
+            write_data_file(
+                file, sections, name=file.name, compression=writer.compression, threads=self.threads
+            )
             return (file.finish(),)
 
 
