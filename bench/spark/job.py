@@ -110,7 +110,7 @@ class Run:
             backend=backend,
             mode="executors" if hosts else "driver",
             parallelism=hosts or None,
-            checkpoint=f"file://{self.folder}/state/{self.name}",
+            state=f"file://{self.folder}/state/{self.name}",
             sink=self.sink if sink is None else sink,
         )
 

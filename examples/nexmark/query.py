@@ -45,7 +45,7 @@ class Run:
             job.functions[self.form](),
             key=job.keys[self.form],
             schema=job.schema,
-            checkpoint=self.folder / "state",
+            state=self.folder / "state",
             sink=sinks if isinstance(job.schema, dict) else sinks["main"],
             **job.options,
             **options,

@@ -114,7 +114,7 @@ def run(spark: Any, folder: Path) -> list[Alert]:
         Fraud(),
         key="card",
         schema="card string, rule string, value bigint",
-        checkpoint=folder / "state",
+        state=folder / "state",
         broadcast_when="is_rule",
         sink=sink,
     )

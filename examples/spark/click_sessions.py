@@ -131,7 +131,7 @@ def run(spark: Any, folder: Path) -> list[Session]:
         Sessions(),
         key="user",
         schema=SCHEMA,
-        checkpoint=folder / "state",
+        state=folder / "state",
         event_time=sb.EventTime("at", watermark_delay=LATE),
         order_by="at",
         sink=sink,

@@ -58,7 +58,7 @@ def start(spark: Any, folder: Path, report: Any, backend: str = "heap", mode: st
         backend=backend,
         mode=mode,
         parallelism=2 if mode == "executors" else None,
-        checkpoint=f"file://{folder}/state",
+        state=f"file://{folder}/state",
         sink=lambda frame, batch_id: frame.write.mode("overwrite").parquet(f"{folder}/out/batch={batch_id}"),
     )
 

@@ -123,7 +123,7 @@ class BatchTime:
                 detail=f"the clock says {now}, batch {last_id} was at {committed}, {store.uri}",
                 hint="if the clock is wrong, set it right: nothing has expired yet. If the query really paused so "
                 f"long, let the store go on from there with sb.tools.set_time(store, now={now}), or allow more "
-                "with checkpoint=CheckpointStore(..., max_clock_jump=...)",
+                "with state=CheckpointStore(..., max_clock_jump=...)",
             )
         if committed - now > furthest and not self._told_behind:
             self._told_behind = True

@@ -59,7 +59,7 @@ def gap(
             f"the stream is at batch {batch_id}, and there is no state",
             code="BATCH_GAP.NO_STATE",
             detail=uri,
-            hint="state was removed, or its path changed: give the right checkpoint=, or begin the query anew "
+            hint="state was removed, or its path changed: give the right state=, or begin the query anew "
             f"with a new checkpointLocation, or pass first_batch={batch_id} (with restore_from=, to begin with a "
             f"savepoint); {anew}",
         )

@@ -170,7 +170,7 @@ def other_query(error: UsageError, store: CheckpointStore, location: str | None)
             code="USAGE.LOST_LOCATION",
             detail=f"{location}, state at {store.uri}, batch {newest}",
             hint="bring the checkpointLocation back from a copy. If there is none, begin the stream anew where "
-            f"batch {newest} ended, with a new checkpoint= and restore_from= this one",
+            f"batch {newest} ended, with a new state= and restore_from= this one",
         )
     return UsageError(
         error.message,

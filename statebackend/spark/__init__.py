@@ -2,7 +2,7 @@
 
 >>> from statebackend.functions import map_with_state
 >>> count = map_with_state(lambda row, n: ((row.user, (n or 0) + 1), (n or 0) + 1), "bigint")
->>> stateful(count, key="user", schema="user string, n bigint", checkpoint="/data/app/state", sink=print)
+>>> stateful(count, key="user", schema="user string, n bigint", state="/data/app/state", sink=print)
 <stateful MapWithState, key 'user', state at /data/app/state>
 """
 

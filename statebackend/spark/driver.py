@@ -73,7 +73,7 @@ class StatefulBatches:
         self,
         job: Job,
         *,
-        checkpoint: str | os.PathLike[str] | CheckpointStore,
+        state: str | os.PathLike[str] | CheckpointStore,
         sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None,
         retain: int | Duration,
         single_writer: bool,
@@ -89,12 +89,12 @@ class StatefulBatches:
         clocks.checked_clock(clock)
         check_beginning(restore_from, first_batch, on_gap)
         self._job = job
-        if not isinstance(checkpoint, CheckpointStore):
-            checkpoint = CheckpointStore(checkpoint, retain=retain, single_writer=single_writer)
+        if not isinstance(state, CheckpointStore):
+            state = CheckpointStore(state, retain=retain, single_writer=single_writer)
         elif retain != 2 or single_writer:
             raise UsageError("retain and single_writer are options of the store that is given")
         #: Never opened: each run opens a copy of it.
-        self._unopened = checkpoint.unopened()
+        self._unopened = state.unopened()
         self._unopened_way: RunMode = DriverMode() if way is None else way
         self._deliveries = SinkDeliveries.of(sink, job.outputs, self._unopened_way.most_files)
         check_not_a_sinks(self._unopened, self._deliveries.addresses())
@@ -431,7 +431,7 @@ def check_not_sparks_own(store: CheckpointStore, location: str | None) -> None:
             "the checkpoint is Spark's own checkpointLocation",
             code="USAGE.SPARKS_LOCATION",
             detail=store.uri,
-            hint="give checkpoint= a folder of its own, beside Spark's checkpointLocation",
+            hint="give state= a folder of its own, beside Spark's checkpointLocation",
         )
 
 
@@ -444,7 +444,7 @@ def check_not_a_sinks(store: CheckpointStore, addresses: Mapping[str, str]) -> N
                 "a sink would write into the folder of the checkpoint",
                 code="USAGE.SINKS_LOCATION",
                 detail=f"{store.uri}; output {output!r}",
-                hint="give the sink a folder of its own, beside checkpoint=",
+                hint="give the sink a folder of its own, beside state=",
             )
 
 

@@ -23,7 +23,7 @@ def stateful(
     *,
     key: str | Sequence[str],
     schema: object,
-    checkpoint: str | os.PathLike[str] | CheckpointStore,
+    state: str | os.PathLike[str] | CheckpointStore,
     sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None = None,
     backend: str | StateBackend = "heap",
     mode: str = "driver",
@@ -48,15 +48,15 @@ def stateful(
 ) -> StatefulBatches:
     """Wrap a stateful function for ``foreachBatch``: run ``function`` over every batch, effectively once.
 
-    It commits state and output of a batch together under ``checkpoint``, then calls ``sink(df, batch_id)`` with a
+    It commits state and output of a batch together under ``state``, then calls ``sink(df, batch_id)`` with a
     frame over the committed output. If the sink fails, Spark's retry gets the same rows again, byte for byte. A sink
     with a parameter named ``context`` gets a `SinkContext` too. For several outputs, ``schema`` and ``sink`` are dicts
     by their names; all are committed together. A batch that is larger than what Spark brings to the driver goes through
-    files beside the checkpoint, and with ``input="files"`` each does; its rows then take about ``memory`` bytes here.
+    files beside the state, and with ``input="files"`` each does; its rows then take about ``memory`` bytes here.
 
     >>> from statebackend.functions import map_with_state
     >>> count = map_with_state(lambda row, n: ((row.user, (n or 0) + 1), (n or 0) + 1), "bigint")
-    >>> stateful(count, key="user", schema="user string, n bigint", checkpoint="/data/state", sink=print)
+    >>> stateful(count, key="user", schema="user string, n bigint", state="/data/state", sink=print)
     <stateful MapWithState, key 'user', state at /data/state>
     """
     way = _run_mode(mode, parallelism, max_parallelism, hosts, input, memory)
@@ -79,7 +79,7 @@ def stateful(
         job.check_pickled(dumps)
     return StatefulBatches(
         job,
-        checkpoint=checkpoint,
+        state=state,
         sink=sink,
         retain=retain,
         single_writer=single_writer,

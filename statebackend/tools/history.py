@@ -214,7 +214,7 @@ def writing(store: str | os.PathLike[str] | CheckpointStore) -> Iterator[Checkpo
             "there is no store",
             code="USAGE.NO_CHECKPOINT",
             detail=made.uri,
-            hint="give the checkpoint= of the query",
+            hint="give the state= of the query",
         )
     with made.open_for_writing(refuse_live=True) as opened:
         yield opened

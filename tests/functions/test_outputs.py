@@ -243,6 +243,6 @@ def test_what_cannot_be_called_as_a_sink_is_refused_at_once(sink: Any) -> None:
             sb.map_with_state(lambda row, n: (None, 1), int),
             key="user",
             schema="a int",
-            checkpoint="/x",
+            state="/x",
             sink=sink,
         )

@@ -28,7 +28,7 @@ def test_a_running_stream_goes_on_with_the_state_of_a_savepoint(stream: Stream) 
     other = stream.folder / "other"
     stream.add(numbers(("a", 100)))
     sink = Collecting()
-    options: dict[str, Any] = {"checkpoint": other, "restore_from": str(stream.state)}
+    options: dict[str, Any] = {"state": other, "restore_from": str(stream.state)}
     assert "BATCH_GAP.NO_STATE" in stream.fails(stream.batches(sink=sink, **options))
     failure = stream.fails(stream.batches(sink=sink, first_batch=57, **options))
     assert "BATCH_GAP.NO_STATE" in failure
@@ -76,7 +76,7 @@ def test_a_gap_begins_anew_once_and_not_for_ever_after(stream: Stream) -> None:
 def test_the_checkpoint_is_not_sparks_own_location(stream: Stream) -> None:
     stream.add(numbers(("a", 1)))
     for checkpoint in ("stream", "stream/../stream", "stream/offsets"):
-        batches = stream.batches(sink=len_of, checkpoint=stream.folder / checkpoint)
+        batches = stream.batches(sink=len_of, state=stream.folder / checkpoint)
         assert "USAGE.SPARKS_LOCATION" in stream.fails(batches)
 
 
@@ -95,10 +95,10 @@ def test_a_store_can_be_given_with_its_own_options(stream: Stream) -> None:
     for _ in range(2):
         stream.add(numbers(("a", 1)))
     store = sb.CheckpointStore(stream.state, retain=1, compression=None)
-    stream.run(stream.batches(sink=len_of, checkpoint=store))
+    stream.run(stream.batches(sink=len_of, state=store))
     assert store.checkpoints() == [1]
     with pytest.raises(sb.UsageError, match="options of the store"):
-        stream.batches(sink=len_of, checkpoint=store, retain=3)
+        stream.batches(sink=len_of, state=store, retain=3)
 
 
 @pytest.mark.stress

@@ -114,7 +114,7 @@ def test_outputs_with_other_types_are_not_published_to_one_folder(tmp_path: Path
             sb.map_with_state(lambda row, n: (row, n), int),
             key="user",
             schema={"totals": "user string, n bigint", "late": "user string, n string"},
-            checkpoint=tmp_path / "state",
+            state=tmp_path / "state",
             sink={"totals": sinks.parquet(tmp_path / "out"), "late": sinks.parquet(path)},
         )
 

@@ -38,7 +38,7 @@ def test_late_rows_are_told_by_the_watermark_before_their_batch(stream: Stream, 
         event_time = sb.EventTime("at", watermark_delay=datetime.timedelta(milliseconds=delay), late=handling)
         sink = Collecting()
         state = stream.folder / handling
-        batches = stream.batches(Looking(), sink, schema=SCHEMA, event_time=event_time, checkpoint=state)
+        batches = stream.batches(Looking(), sink, schema=SCHEMA, event_time=event_time, state=state)
         stream.run(batches, checkpoint=f"stream-{handling}")
         rows = [row for _, given in sink.calls for row in given]
         assert len(rows) == len(events) - (late if handling == "drop" else 0)
@@ -57,7 +57,7 @@ def test_a_day_is_the_same_with_any_number_of_files_in_a_batch(stream: Stream, r
     for files in (7, 20):
         sink = Collecting()
         state = stream.folder / f"state-{files}"
-        batches = stream.batches(Sessions(), sink, schema=SCHEMA, event_time=event_time, checkpoint=state)
+        batches = stream.batches(Sessions(), sink, schema=SCHEMA, event_time=event_time, state=state)
         stream.run(batches, files=files, checkpoint=f"stream-{files}")
         assert len(sink.calls) == -(-20 // files)
         watermark = sb.CheckpointStore(state).open_latest().watermark

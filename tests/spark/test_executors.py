@@ -307,7 +307,7 @@ def test_batches_fail_while_disk_of_store_is_full_and_succeed_later(
     cluster: Cluster, folder: Callable[..., Path], small_disk: Path, rng: random.Random, backend: str
 ) -> None:
     place = folder("full", 2)
-    options = {"folder": place, "checkpoint": f"file://{small_disk}/state", "backend": backend}
+    options = {"folder": place, "state": f"file://{small_disk}/state", "backend": backend}
     (place / "state").symlink_to(small_disk / "state")
 
     def has_ended_on_full_disk() -> bool:
@@ -370,11 +370,11 @@ def test_workers_of_a_cluster_with_speculation(
     with Cluster(tmp_path, two_workers, **conf) as cluster:
         assert cluster.ask("run_speculating", folder=place, notes=notes)["error"] is None
         plain = folder("plain", 1)
-        refused = cluster.ask("run", folder=plain, checkpoint=f"{plain}/state")["error"]
+        refused = cluster.ask("run", folder=plain, state=f"{plain}/state")["error"]
         assert "USAGE.LOCAL_CHECKPOINT" in refused, "a plain path is one of this machine"
         if can_hide():
             hidden = f"file://{tmp_path}/hidden/state"
-            refused = cluster.ask("run", folder=folder("unreachable", 1), checkpoint=hidden)["error"]
+            refused = cluster.ask("run", folder=folder("unreachable", 1), state=hidden)["error"]
             assert "the executors cannot read the checkpoint" in refused
     assert check_running(place) == 2
     assert any(len(os.listdir(each)) > 1 for each in notes.iterdir()), "there were several attempts"

@@ -102,7 +102,7 @@ def given_by(stream: Stream, way: str, function: Any, **options: Any) -> list[An
     figures = []
     batches = stream.batches(
         function,
-        checkpoint=stream.folder / f"state-{way}",
+        state=stream.folder / f"state-{way}",
         sink={"main": main, "late": late},
         schema=SCHEMA,
         broadcast_when="all",

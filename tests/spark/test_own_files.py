@@ -44,8 +44,8 @@ def test_the_sink_gets_what_was_committed_on_a_replay_too(
         stream.add(numbers(("a", n), ("b", 10)))
     sink = Collecting(Fails(1, 2))
     for _ in range(2):
-        assert "Outage" in stream.fails(stream.batches(sink=sink, checkpoint=store))
-    stream.run(stream.batches(sink=sink, checkpoint=store))
+        assert "Outage" in stream.fails(stream.batches(sink=sink, state=store))
+    stream.run(stream.batches(sink=sink, state=store))
     expected = [[("a", 0), ("b", 10)], [("a", 1), ("b", 20)], [("a", 3), ("b", 30)]]
     assert sink.calls == [(n, expected[n]) for n in (0, 1, 1, 2, 2)]
     reason = {"encrypted": "the store is encrypted", "no connector": "Spark cannot read s3://"}[way]
@@ -92,7 +92,7 @@ def test_every_type_goes_either_way_unchanged(stream: Stream) -> None:
 
     with settings(stream.spark, {"spark.sql.session.timeZone": "Asia/Tokyo"}):
         for number, store in enumerate((encrypted(stream), stream.folder / "plain")):
-            options = {"schema": DDL, "checkpoint": store}
+            options = {"schema": DDL, "state": store}
             stream.run(stream.batches(Echo(), sink, **options), checkpoint=f"stream {number}")
     assert seen[0][:2] == seen[1][:2]
     assert seen[0][1] == len(rows)
@@ -116,32 +116,28 @@ def test_a_large_output_keeps_its_order(stream: Stream, is_encrypted: bool) -> N
         assert frame.where("total < 0").isEmpty()
 
     stream.add(numbers(("a", 1)))
-    stream.run(
-        stream.batches(Numbers(), sink, checkpoint=encrypted(stream) if is_encrypted else stream.state)
-    )
+    stream.run(stream.batches(Numbers(), sink, state=encrypted(stream) if is_encrypted else stream.state))
     assert np.array_equal(read[0], given)
 
 
 def test_damage_and_another_key_are_found_before_the_sink_is_called(stream: Stream) -> None:
     stream.add(numbers(("a", 1)))
     sink = Collecting(Fails(0))
-    assert "Outage" in stream.fails(stream.batches(sink=sink, checkpoint=encrypted(stream)))
+    assert "Outage" in stream.fails(stream.batches(sink=sink, state=encrypted(stream)))
     other = sb.CheckpointStore(stream.state, encryption=AesGcm(bytes(32)))
-    assert "CORRUPT_CHECKPOINT" in stream.fails(stream.batches(sink=sink, checkpoint=other))
+    assert "CORRUPT_CHECKPOINT" in stream.fails(stream.batches(sink=sink, state=other))
     assert "USAGE.ENCRYPTION" in stream.fails(stream.batches(sink=sink))
     (path,) = stream.state.glob("data/*/*.parquet")
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert "does not match its checksum" in stream.fails(
-        stream.batches(sink=sink, checkpoint=encrypted(stream))
-    )
+    assert "does not match its checksum" in stream.fails(stream.batches(sink=sink, state=encrypted(stream)))
     path.write_bytes(whole)
     failure = stream.fails(
-        stream.batches(sink=sink, checkpoint=encrypted(stream), schema="user string, total int")
+        stream.batches(sink=sink, state=encrypted(stream), schema="user string, total int")
     )
     assert "USAGE.OTHER_SCHEMA" in failure
     assert len(sink.calls) == 1
-    stream.run(stream.batches(sink=sink, checkpoint=encrypted(stream)))
+    stream.run(stream.batches(sink=sink, state=encrypted(stream)))
     assert sink.calls == [(0, [("a", 1)])] * 2
 
 
@@ -152,7 +148,7 @@ def test_a_batch_without_output_gives_an_empty_frame(stream: Stream) -> None:
         stream.batches(
             Silent(),
             lambda frame, _: seen.append((frame.columns, frame.count())),
-            checkpoint=encrypted(stream),
+            state=encrypted(stream),
         )
     )
     assert seen == [(["user", "total"], 0)]

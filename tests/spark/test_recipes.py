@@ -65,8 +65,7 @@ def test_two_functions_over_one_stream(stream: Stream) -> None:
 
     def run() -> Any:
         names: dict[str, Any] = {
-            name: stream.batches(Total(), sink, checkpoint=stream.folder / name)
-            for name, sink in sinks.items()
+            name: stream.batches(Total(), sink, state=stream.folder / name) for name, sink in sinks.items()
         }
         exec(compile(blocks(stream.folder)[2], "recipes", "exec"), names)
         try:

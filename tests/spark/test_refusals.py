@@ -101,7 +101,7 @@ def test_a_full_disk_costs_a_retry(stream: Stream, small_disk: Path) -> None:
     for _ in range(2):
         stream.add(numbers(("a", 1)))
     sink = Collecting()
-    options = {"function": Long(), "sink": sink, "checkpoint": small_disk / "state"}
+    options = {"function": Long(), "sink": sink, "state": small_disk / "state"}
     stream.run(stream.batches(**options))
     before = content(small_disk / "state")
     stream.add(numbers(("a", 1)))

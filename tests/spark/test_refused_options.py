@@ -55,7 +55,7 @@ def made(folder: Path, function: Any = None, **options: Any) -> Any:
     settings = {
         "key": "user",
         "schema": "user string, n bigint",
-        "checkpoint": folder / "state",
+        "state": folder / "state",
         "sink": print,
     }
     return sb.spark.stateful(function or Same(), **{**settings, **options})
@@ -171,10 +171,10 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "no memory": ({"memory": 0}, "the size is less than 1 (memory)"),
     "an observer of no kind": ({"on_batch": 5}, "on_batch is a function"),
     "a clock of no kind": ({"clock": 5}, "is not a clock"),
-    "a checkpoint of no kind": ({"checkpoint": 5}, "a store is given by its path or uri"),
-    "a checkpoint at no such address": ({"checkpoint": "http://host/x"}, "cannot lie at"),
+    "a checkpoint of no kind": ({"state": 5}, "a store is given by its path or uri"),
+    "a checkpoint at no such address": ({"state": "http://host/x"}, "cannot lie at"),
     "files of an encrypted store": (
-        {"input": "files", "checkpoint": sb.CheckpointStore("/nowhere", encryption=AesGcm())},
+        {"input": "files", "state": sb.CheckpointStore("/nowhere", encryption=AesGcm())},
         "the store is encrypted",
     ),
 }

@@ -76,7 +76,7 @@ def test_a_path_is_never_a_pattern(stream: Stream) -> None:
     stream.add(numbers(("a", 1)))
     for state in (stream.folder / "a[b]/{x,y}/s*?", stream.folder / "sp ace%20#/k=v"):
         sink = Collecting()
-        stream.run(stream.batches(sink=sink, checkpoint=state), checkpoint=f"stream {state.name}")
+        stream.run(stream.batches(sink=sink, state=state), checkpoint=f"stream {state.name}")
         assert sink.calls == [(0, [("a", 1)])]
         assert sb.CheckpointStore(state).latest() == 0
 

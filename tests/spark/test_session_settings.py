@@ -179,7 +179,7 @@ def delivered(function: Any, schema: dict[str, Any], frame: Any, folder: Path, w
         function,
         key="user",
         schema=schema,
-        checkpoint=store,
+        state=store,
         sink={each: sink_of(each) for each in schema},
         name="a query",
         **options,

@@ -285,7 +285,7 @@ class Query:
             "key": "user",
             "schema": RUNNING,
             "sink": Writing(folder),
-            "checkpoint": f"file://{folder}/state",
+            "state": f"file://{folder}/state",
             "order_by": "id",
             "mode": "executors",
             "parallelism": 2,
@@ -463,7 +463,7 @@ class Program:
             key="user",
             schema=RUNNING,
             sink=Writing(Path(folder)),
-            checkpoint=f"{folder}/state",
+            state=f"{folder}/state",
             order_by="id",
             mode="executors",
             parallelism=2,
@@ -489,7 +489,7 @@ class Program:
     def run_total(self, folder: str, checkpoint: str) -> str | None:
         """Run the query of `crash_table` to its end; return the text of its error, or None."""
         options = {"sink": Sink(Path(folder) / "sink"), "schema": SCHEMA, "name": "mine"}
-        return self._failure(Total(), folder, f"stream-{time.time_ns()}", checkpoint=checkpoint, **options)
+        return self._failure(Total(), folder, f"stream-{time.time_ns()}", state=checkpoint, **options)
 
     def run_timed(self, folder: str, name: str) -> str | None:
         """The same of `Timed`. "encrypted" has an encrypted store, and the sink of "interrupted" raises an exit."""
@@ -505,7 +505,7 @@ class Program:
         nested = "struct<user:timestamp,all:array<timestamp>,local:map<timestamp,timestamp_ntz>>"
         schema = f"user string, total bigint, at timestamp, nested {nested}"
         options = {"sink": sink, "schema": schema, "name": name or None}
-        return self._failure(Timed(), folder, f"{own}stream", checkpoint=checkpoint, **options)
+        return self._failure(Timed(), folder, f"{own}stream", state=checkpoint, **options)
 
     def _failure(self, function: Any, folder: str, stream: str, **options: Any) -> str | None:
         batches = sb.spark.stateful(function, key="user", **options)

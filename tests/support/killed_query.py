@@ -154,7 +154,7 @@ def main() -> None:
     backend = backend_in(
         folder, next((each for each in ("rocksdb", "native") if each in sys.argv[4:]), "heap")
     )
-    batches = sb.spark.stateful(function, key="user", backend=backend, checkpoint=folder / "state", **options)
+    batches = sb.spark.stateful(function, key="user", backend=backend, state=folder / "state", **options)
 
     def called(frame: Any, batch_id: int) -> None:
         if step.isdigit() and steps.current < 0:

@@ -103,7 +103,7 @@ def main() -> None:
         Running(),
         key="k",
         schema="k bigint, total bigint",
-        checkpoint=folder / "state",
+        state=folder / "state",
         sink=sb.spark.sinks.parquet(folder / "out"),
         input="files",
         **options,

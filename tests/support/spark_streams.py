@@ -95,7 +95,7 @@ class Stream:
         os.utime(path, (1_700_000_000 + self.written,) * 2)  # Spark takes the oldest first
 
     def batches(self, function: Any = None, sink: Any = None, **options: Any) -> Any:
-        settings = {"key": "user", "schema": "user string, total bigint", "checkpoint": self.state}
+        settings = {"key": "user", "schema": "user string, total bigint", "state": self.state}
         return sb.spark.stateful(function or Total(), **{**settings, **options}, sink=sink)
 
     def start(self, batches: Any, checkpoint: str = "stream", transform: Any = None, files: int = 1) -> Any:
