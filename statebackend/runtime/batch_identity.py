@@ -292,6 +292,8 @@ class BatchSource(NamedTuple):
     source: Any = None
     #: Finds the identity of the batch by its rows without bringing them here; None: by those that `read` gives.
     identify: Callable[[], Identity] | None = None
+    #: Waits until the engine's plan is durable, before the commit; None: nothing to wait for.
+    synced: Callable[[], None] | None = None
 
     def identity_by_rows(self) -> Identity:
         """The identity of the batch by its rows; the engine computes it for that. O(bytes)."""

@@ -244,6 +244,9 @@ class Runner:
         outcome = self._execution.run(batch_id, incoming, begun, watch)
         times = self._time.after(begun, outcome.times)
         try:
+            if incoming.synced is not None:
+                with watch.part("plan"):
+                    incoming.synced()
             committed = self._commit(batch_id, outcome.ran, times, outcome.identity, watch)
         except BaseException:
             # Whether it is there may not be known: the next batch looks, and begins from what it finds.

@@ -13,6 +13,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -199,10 +200,14 @@ class StatefulBatches:
         rows = self._way.rows_of(frame, self._job)
         incoming = rows.incoming(self._planned(batch_id, watch), partial(execute, frame))
         self._check_given_once(frame, batch_id)
-        try:
-            committed = runner.run(batch_id, incoming, watch)
-        finally:
-            rows.discard()
+        with ThreadPoolExecutor(1) as meanwhile:
+            if self._spark_log is not None:
+                # Spark's plan must not be lost while the batch is kept.
+                incoming = incoming._replace(synced=meanwhile.submit(self._spark_log.sync).result)
+            try:
+                committed = runner.run(batch_id, incoming, watch)
+            finally:
+                rows.discard()
         self._spark_batch = SparkBatch(batch_id, frame, False)
         delivered = self._deliver(frame, batch_id, runner, committed, watch)
         self._spark_batch = SparkBatch(batch_id, frame, True)
@@ -227,13 +232,12 @@ class StatefulBatches:
             )
 
     def _planned(self, batch_id: int, watch: Stopwatch) -> Identity | None:
-        """Spark's plan for the batch, made durable: it must not be lost while the batch is kept."""
+        """Spark's plan for the batch: from its file where that can be read, which is faster than to ask Spark."""
         if self._query_run is None:
             return None
         with watch.part("plan"):
-            if self._spark_log is not None:
-                self._spark_log.sync()
-            return self._query_run.planned(batch_id)
+            found = None if self._spark_log is None else self._spark_log.planned(batch_id)
+            return found or self._query_run.planned(batch_id)
 
     def _deliver(
         self, frame: DataFrame, batch_id: int, runner: Runner, committed: CommittedBatch, watch: Stopwatch

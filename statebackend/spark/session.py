@@ -165,6 +165,14 @@ class SparkLog:
         folder = local_folder(location)
         return None if folder is None else cls(folder)
 
+    def planned(self, batch_id: int) -> Identity | None:
+        """The identity of a batch, as `QueryRun.planned` gives it; None if its file cannot be read."""
+        try:
+            with open(f"{self.folder}/offsets/{batch_id}", encoding="utf-8") as file:
+                return parsed_plan(file.read())
+        except (OSError, ValueError):
+            return None
+
     def sync(self) -> None:
         """Make durable what was written since the last call; O(names there), and an fsync for each new name."""
         with storing(f"making Spark's notes in {self.folder} durable"):

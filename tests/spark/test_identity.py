@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from spark_streams import Collecting, Fails, Outage, Stream, len_of, numbers
 
 import statebackend as sb
 from statebackend.checkpoint.files.posix_calls import PosixCalls
+from statebackend.spark.session import SparkLog
 
 pytestmark = pytest.mark.spark
 
@@ -152,6 +156,13 @@ def test_sparks_notes_on_a_batch_are_durable_before_it_is_committed(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = traced(monkeypatch)
+    sync = SparkLog.sync
+
+    def slow(self: SparkLog) -> None:
+        time.sleep(0.5)  # the batch itself takes less
+        sync(self)
+
+    monkeypatch.setattr(SparkLog, "sync", slow)
     for n in range(3):
         stream.add(numbers(("a", n)))
     stream.run(stream.batches(sink=len_of))
@@ -170,3 +181,46 @@ def test_sparks_notes_on_a_batch_are_durable_before_it_is_committed(
                 assert calls[0] < committed
             folder = [at for at, call in enumerate(seen) if call == f"sync {location}/{log}"]
             assert any(calls[0] < at < committed for at in folder)
+
+
+def test_batch_fails_uncommitted_when_sparks_notes_cannot_be_made_durable(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.add(numbers(("a", 1)))
+    sink = Collecting()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            PosixCalls, "sync_folder", refusing(PosixCalls.sync_folder, stream.folder / "stream" / "offsets")
+        )
+        assert "no space" in stream.fails(stream.batches(sink=sink))
+    assert sb.CheckpointStore(stream.state).latest() is None
+    stream.run(stream.batches(sink=sink))
+    assert sink.calls == [(0, [("a", 1)])]
+
+
+def refusing(sync: Callable[[PosixCalls, str], None], folder: Path) -> Callable[[PosixCalls, str], None]:
+    """Syncs folders, but for one on a disk that is full."""
+
+    def syncs(self: PosixCalls, path: str) -> None:
+        if path == str(folder):
+            raise OSError(errno.ENOSPC, "no space")
+        sync(self, path)
+
+    return syncs
+
+
+def test_plan_in_sparks_file_is_the_plan_that_spark_tells(stream: Stream) -> None:
+    """A store may have the identity of its newest batch from either."""
+    told = []
+
+    def sink(frame: Any, batch_id: int) -> None:
+        told.append((batches._spark_log.planned(batch_id), batches._query_run.planned(batch_id)))
+
+    batches = stream.batches(sink=sink)
+    for n in range(2):
+        stream.add(numbers(("a", n)))
+    stream.run(batches)
+    assert [each[0]["kind"] for each in told] == ["plan"] * 2
+    assert all(from_file == from_spark for from_file, from_spark in told)
+    assert told[0] != told[1]
+    assert SparkLog(str(stream.folder / "stream")).planned(2) is None
