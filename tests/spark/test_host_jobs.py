@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 
 import statebackend as sb
@@ -16,6 +20,7 @@ from statebackend.cluster.shuffle_sender import ShufflePlan
 from statebackend.cluster.wire import LinkError, Listener, connect
 from statebackend.functions import map_with_state
 from statebackend.runtime import BatchSource, Job
+from statebackend.spark import executors
 from statebackend.spark.executors import SparkEngine
 from statebackend.types import LONG
 
@@ -183,3 +188,67 @@ def test_a_host_of_another_query_at_the_port_of_a_host_costs_a_try() -> None:
     engine = SparkEngine(frame, 1)  # type: ignore[arg-type]
     with pytest.raises(LinkError, match="tasks could not send rows"):
         engine.scatter(incoming, plan)
+
+
+class Columns:
+    """A frame of one column, whose session has one setting."""
+
+    def __init__(self, kind: str, large: str, asked: list[str]) -> None:
+        self.schema, self._large, self._asked = kind, large, asked
+        self.sparkSession = SimpleNamespace(conf=SimpleNamespace(get=lambda name, default: large))
+
+    def limit(self, rows: int) -> Columns:
+        return self
+
+    def toArrow(self) -> pa.Table:
+        self._asked.append(self.schema)
+        kind = pa.large_string() if self._large == "true" else pa.string()
+        return pa.table({"a": pa.array([], kind), "statebackend_heartbeat": pa.array([], pa.int64())})
+
+
+def test_spark_is_asked_for_the_columns_again_only_when_they_may_have_changed() -> None:
+    engine = SparkEngine(SimpleNamespace(sparkSession=Jobs()), 1)  # type: ignore[arg-type]
+    asked: list[str] = []
+    given = [
+        ("string", "false"),
+        ("string", "false"),
+        ("string", "true"),
+        ("other", "true"),
+        ("other", "true"),
+    ]
+    kinds = [
+        engine.schema(BatchSource(cancelled, source=Columns(kind, large, asked))) for kind, large in given
+    ]
+    assert asked == ["string", "string", "other"]
+    assert kinds == [
+        pa.schema({"a": pa.large_string() if large == "true" else pa.string()}) for _, large in given
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="TCP_QUICKACK is Linux's")
+def test_task_gets_its_first_rows_without_waiting_for_a_delayed_acknowledgement() -> None:
+    assert min(second_write(executors._acknowledge_at_once) for _ in range(5)) < 0.03
+    assert second_write(lambda: None) > 0.03, (
+        "otherwise the system does not delay, and this test shows nothing"
+    )
+
+
+def second_write(acknowledge: Callable[[], None]) -> float:
+    """Seconds until a second small write comes over a connection on which requests were answered, as a worker's."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as worker,
+        listener.accept()[0] as spark,
+    ):
+        for _ in range(20):
+            spark.sendall(b"task")
+            worker.recv(16)
+            worker.sendall(b"done")
+            spark.recv(16)
+        spark.sendall(b"task")
+        worker.recv(16)
+        spark.sendall(b"rows")
+        began = time.perf_counter()
+        acknowledge()
+        assert worker.recv(16) == b"rows"
+        return time.perf_counter() - began
