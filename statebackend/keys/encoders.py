@@ -94,11 +94,6 @@ class KeyEncoder(ABC):
         Kind "int" returns a contiguous int64 array. Kind "bytes" returns int64 offsets (n + 1, not always from 0) and
         uint8 data. Where the layout allows, the result shares the memory of ``keys``: do not write to either. O(n). A
         key that the scalar `encode` refuses raises the same error, which names the position.
-
-        >>> key_encoder("int").encode_many([3, 4])
-        array([3, 4])
-        >>> key_encoder("string").encode_many(["a", "bc"])
-        (array([0, 1, 3]), array([97, 98, 99], dtype=uint8))
         """
 
     @abstractmethod

@@ -70,11 +70,7 @@ class KeyGroupRange:
         return isinstance(key_group, (int, np.integer)) and self.start <= int(key_group) <= self.end
 
     def intersection(self, other: KeyGroupRange) -> KeyGroupRange | None:
-        """The groups that are in both ranges, or None.
-
-        >>> KeyGroupRange(0, 7).intersection(KeyGroupRange(5, 9))
-        KeyGroupRange(5, 7)
-        """
+        """The groups that are in both ranges, or None."""
         start, end = max(self.start, other.start), min(self.end, other.end)
         return KeyGroupRange(start, end) if start <= end else None
 
@@ -93,11 +89,7 @@ def _check(max_parallelism: int, parallelism: int = 1) -> None:
 
 
 def range_for(max_parallelism: int, parallelism: int, index: int) -> KeyGroupRange:
-    """The key groups that instance ``index`` of ``parallelism`` serves, by Flink's formula.
-
-    >>> [range_for(10, 4, i) for i in range(4)]
-    [KeyGroupRange(0, 2), KeyGroupRange(3, 4), KeyGroupRange(5, 7), KeyGroupRange(8, 9)]
-    """
+    """The key groups that instance ``index`` of ``parallelism`` serves, by Flink's formula."""
     _check(max_parallelism, parallelism)
     if not 0 <= index < parallelism:
         raise UsageError("no instance has this index", detail=f"index {index}, parallelism {parallelism}")
@@ -107,11 +99,7 @@ def range_for(max_parallelism: int, parallelism: int, index: int) -> KeyGroupRan
 
 
 def operator_index_for(max_parallelism: int, parallelism: int, key_group: int) -> int:
-    """The index of the instance that serves ``key_group``: the inverse of `range_for`.
-
-    >>> [operator_index_for(10, 4, group) for group in range(10)]
-    [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
-    """
+    """The index of the instance that serves ``key_group``: the inverse of `range_for`."""
     _check(max_parallelism, parallelism)
     if not 0 <= key_group < max_parallelism:
         raise UsageError(
@@ -121,21 +109,13 @@ def operator_index_for(max_parallelism: int, parallelism: int, key_group: int) -
 
 
 def default_max_parallelism(parallelism: int) -> int:
-    """Flink's default: one and a half times the parallelism, up to the next power of two, 128 to 32768.
-
-    >>> default_max_parallelism(1), default_max_parallelism(86), default_max_parallelism(20_000)
-    (128, 256, 32768)
-    """
+    """Flink's default: one and a half times the parallelism, up to the next power of two, 128 to 32768."""
     _check(MAX_PARALLELISM, parallelism)
     return min(max(1 << (parallelism + parallelism // 2 - 1).bit_length(), 128), MAX_PARALLELISM)
 
 
 def key_group_of(key_hash: int, max_parallelism: int) -> int:
-    """The key group of a hash: Spark's ``pmod(hash, max_parallelism)``, never negative.
-
-    >>> key_group_of(-939490007, 128)
-    41
-    """
+    """The key group of a hash: Spark's ``pmod(hash, max_parallelism)``, never negative."""
     _check(max_parallelism)
     return key_hash % max_parallelism
 

@@ -99,11 +99,7 @@ class OperatorStateBackend:
     # --- states ---
 
     def get_list_state(self, descriptor: ListStateDescriptor[T]) -> OperatorListState[T]:
-        """A list whose elements are split evenly over the instances when their number changes.
-
-        >>> OperatorStateBackend().get_list_state(ListStateDescriptor("offsets", int)).get()
-        []
-        """
+        """A list whose elements are split evenly over the instances when their number changes."""
         state: OperatorListState[T] = self._state(descriptor, ListStateDescriptor, SPLIT)
         return state
 
@@ -111,19 +107,12 @@ class OperatorStateBackend:
         """A list that gives every instance all elements of all instances at a restore.
 
         Clear and rewrite it after a restore, or it grows with each one.
-
-        >>> OperatorStateBackend().get_union_list_state(ListStateDescriptor("parts", int)).mode
-        'union'
         """
         state: OperatorListState[T] = self._state(descriptor, ListStateDescriptor, UNION)
         return state
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> BroadcastState[K, V]:
-        """A map that is the same in every instance; `BroadcastState.read_only` is the side that reads.
-
-        >>> OperatorStateBackend().get_broadcast_state(MapStateDescriptor("rules", str, str)).is_empty()
-        True
-        """
+        """A map that is the same in every instance; `BroadcastState.read_only` is the side that reads."""
         state: BroadcastState[K, V] = self._state(descriptor, MapStateDescriptor, BROADCAST)
         return state
 
@@ -202,16 +191,6 @@ class OperatorStateBackend:
 
         The rest runs in the background. It writes nothing if all states are empty, or if they are as they were in the
         newest committed checkpoint; with ``incremental=False`` it writes the latter again.
-
-        >>> import tempfile
-        >>> backend = OperatorStateBackend()
-        >>> backend.get_list_state(ListStateDescriptor("buffer", str)).add("a")
-        >>> with tempfile.TemporaryDirectory() as folder, CheckpointStore(folder) as store:
-        ...     pending = backend.snapshot(0, store.open_for_writing())
-        ...     checkpoint = store.commit(0, [pending.result()])
-        ...     again = OperatorStateBackend(restore=checkpoint)
-        >>> again.get_list_state(ListStateDescriptor("buffer", str)).get()
-        ['a']
         """
         self.check_open()
         if not isinstance(store, (CheckpointStore, DataWriter)):
@@ -260,14 +239,6 @@ class OperatorStateBackend:
         """Write all contents, as they are now, next to the keyed state in the folder of a savepoint. O(elements).
 
         The savepoint has the time of the restored batch, if any, unless the keyed state has a time.
-
-        >>> import tempfile
-        >>> backend = OperatorStateBackend()
-        >>> backend.get_list_state(ListStateDescriptor("buffer", str)).add("a")
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     again = OperatorStateBackend(restore=backend.savepoint(folder))
-        >>> again.get_list_state(ListStateDescriptor("buffer", str)).get()
-        ['a']
         """
         self.check_open()
         savepoint = Savepoint.at(store_or_uri)
@@ -291,9 +262,6 @@ class OperatorStateBackend:
         """Return all states to their contents at ``mark``; rules as for keyed backends. O(number of states).
 
         A state that was first asked for since then gets its restored contents, or none.
-
-        >>> backend = OperatorStateBackend()
-        >>> backend.rollback(backend.mark())
         """
         self.check_open()
         with self._alone():
@@ -302,11 +270,7 @@ class OperatorStateBackend:
                 state.put_back(kept.get(name))
 
     def release(self, mark: BackendMark) -> None:
-        """Give up the possibility to roll back to ``mark``. Idempotent.
-
-        >>> backend = OperatorStateBackend()
-        >>> backend.release(backend.mark())
-        """
+        """Give up the possibility to roll back to ``mark``. Idempotent."""
         if not self._closed:
             self._marks.release(mark)
 

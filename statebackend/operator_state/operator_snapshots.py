@@ -47,10 +47,6 @@ def redistribute(snapshots: Sequence[Mapping[str, Any]], new_parallelism: int) -
     concatenated and cut into even runs. The runs that are longer by one go to consecutive instances; for each state, in
     sorted order of names, these begin after the last instance that got one. *Union*: every instance gets all elements.
     *Broadcast*: a new instance gets the copy of the old instance with its number; if there are fewer, they take turns.
-
-    >>> union = {"u": {"mode": "union", "config": {}, "elements": [b"x"]}}
-    >>> [contents["u"]["elements"] for contents in redistribute([union, union], 1)]
-    [[b'x', b'x']]
     """
     if type(new_parallelism) is not int or new_parallelism < 1:
         raise UsageError("the new parallelism is a positive int")

@@ -165,10 +165,6 @@ class OutputSchema:
     """The columns that a function outputs.
 
     ``schema`` is Spark DDL, a Spark ``StructType``, a ``pyarrow.Schema``, a ROW, or a dataclass or NamedTuple.
-
-    >>> OutputSchema("user bigint, average double").arrow
-    user: int64
-    average: double
     """
 
     def __init__(self, schema: object) -> None:

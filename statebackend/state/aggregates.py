@@ -223,35 +223,19 @@ class AggregateFunction(Subscriptable, ABC, Generic[IN, ACC, OUT]):
 
     @abstractmethod
     def create_accumulator(self) -> ACC:
-        """The accumulator that a new key starts from; never None.
-
-        >>> named_aggregate("count", "string").create_accumulator()
-        0
-        """
+        """The accumulator that a new key starts from; never None."""
 
     @abstractmethod
     def add(self, value: IN, accumulator: ACC) -> ACC:
-        """The accumulator after ``value``; never None.
-
-        >>> named_aggregate("count", "string").add("a", 1)
-        2
-        """
+        """The accumulator after ``value``; never None."""
 
     @abstractmethod
     def get_result(self, accumulator: ACC) -> OUT:
-        """The result so far.
-
-        >>> named_aggregate("avg", "bigint").get_result((6.0, 4))
-        1.5
-        """
+        """The result so far."""
 
     @abstractmethod
     def merge(self, a: ACC, b: ACC) -> ACC:
-        """The accumulator of the values of both, those of ``a`` first; merging namespaces uses it.
-
-        >>> named_aggregate("sum", "bigint").merge(1, 2)
-        3
-        """
+        """The accumulator of the values of both, those of ``a`` first; merging namespaces uses it."""
 
 
 class NamedAggregate(AggregateFunction):
@@ -390,9 +374,6 @@ def named_aggregate(name: str, declared_type: Any) -> NamedAggregate:
     Results: ``count`` is LONG; ``sum``, ``min`` and ``max`` have the type of the values; ``avg``, ``variance`` and
     ``stddev`` are DOUBLE. The latter two are those of the sample, None below two values. Integer overflow of a sum
     raises.
-
-    >>> named_aggregate("sum", "decimal(10,2)").result_type
-    DECIMAL(10, 2)
     """
     declared = of(declared_type)
     if name == "count":

@@ -56,12 +56,7 @@ class StateBackend(ABC):
 
     @classmethod
     def unavailable_reason(cls) -> str | None:
-        """The reason why the backend cannot be used here, and what to do about it; None if it can.
-
-        >>> from statebackend.backends.reference import ReferenceBackend
-        >>> ReferenceBackend.unavailable_reason() is None
-        True
-        """
+        """The reason why the backend cannot be used here, and what to do about it; None if it can."""
         return None
 
     @classmethod
@@ -69,10 +64,6 @@ class StateBackend(ABC):
         """The library that it uses here, or would use: name, version, path, origin; None if it needs none.
 
         Loads nothing. Where it cannot be used, raises what `unavailable_reason` tells.
-
-        >>> from statebackend.backends.reference import ReferenceBackend
-        >>> ReferenceBackend.native_library() is None
-        True
         """
         return None
 
@@ -100,12 +91,7 @@ class StateBackend(ABC):
     def create_operator_backend(
         self, *, subtask_index: int = 0, parallelism: int = 1, restore: Any = ()
     ) -> Any:
-        """Make the `OperatorStateBackend` of one of ``parallelism`` instances.
-
-        >>> from statebackend.backends import create_backend
-        >>> create_backend("reference").create_operator_backend().registered_state_names()
-        []
-        """
+        """Make the `OperatorStateBackend` of one of ``parallelism`` instances."""
 
 
 class StateGetters:
@@ -331,35 +317,12 @@ class KeyedStateBackend(StateGetters, ABC):
 
         A job refuses a time to live in event time on a backend that does not override both this and `set_event_time`:
         values would expire by the clock.
-
-        >>> from statebackend.state import StateTtlConfig, ValueStateDescriptor
-        >>> from statebackend.backends import create_backend
-        >>> from statebackend.testing import ManualClock
-        >>> in_event_time = StateTtlConfig.TtlTimeCharacteristic.EventTime
-        >>> ttl = StateTtlConfig(1000, ttl_time_characteristic=in_event_time)
-        >>> keyed = create_backend("reference").create_keyed_backend(str, clock=ManualClock())
-        >>> seen = keyed.get_value_state(ValueStateDescriptor("seen", int).enable_time_to_live(ttl))
-        >>> keyed.begin(watermarks=(None, 5000))
-        >>> keyed.set_current_key("ann")
-        >>> keyed.set_event_time(4000)
-        >>> seen.update(1)
-        >>> keyed.set_event_time(4999)
-        >>> seen.value()
-        1
-        >>> keyed.set_event_time(5000)
-        >>> seen.value() is None
-        True
         """
 
     def set_event_time(self, time: int | None) -> None:
         """Let states in event time go by ``time``, that of a row or a timer; None: nothing expires. O(1).
 
         Vectorised calls go by the watermark after the batch nevertheless.
-
-        >>> from statebackend.backends import create_backend
-        >>> keyed = create_backend("reference").create_keyed_backend(int)
-        >>> keyed.begin(watermarks=(None, None))
-        >>> keyed.set_event_time(1000)
         """
 
     @property
@@ -401,16 +364,6 @@ class KeyedStateBackend(StateGetters, ABC):
         """Count the rows put or written since ``mark`` that exist now, and the rows that existed then and are gone.
 
         A row is a value, a list or a map entry, as in ``metrics()["rows"]``. Optional: None if it is not known.
-
-        >>> from statebackend.state import ValueStateDescriptor
-        >>> from statebackend.backends import create_backend
-        >>> keyed = create_backend("reference").create_keyed_backend(int)
-        >>> count = keyed.get_value_state(ValueStateDescriptor("count", int))
-        >>> count.update_many([1, 2], [10, 20])
-        >>> mark = keyed.mark()
-        >>> count.update_many([1, 2, 3, 4], [11, None, 30, 40])
-        >>> keyed.count_changes(mark)
-        (3, 1)
         """
         return None
 
@@ -430,10 +383,6 @@ class KeyedStateBackend(StateGetters, ABC):
         """The names of restored states that nobody has asked for yet, sorted; they are kept and written again.
 
         The library's own states, such as those of timers, are not among them. O(their number).
-
-        >>> from statebackend.backends import create_backend
-        >>> create_backend("reference").create_keyed_backend(int).undeclared_states()
-        []
         """
         return []
 

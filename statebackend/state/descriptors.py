@@ -69,19 +69,11 @@ class StateDescriptor(Subscriptable):
         return self
 
     def stored_types(self) -> dict[str, Type]:
-        """The stored types, by role; two descriptors of one state agree on them.
-
-        >>> MapStateDescriptor("seen", str, int).stored_types()
-        {'key': STRING, 'value': LONG}
-        """
+        """The stored types, by role; two descriptors of one state agree on them."""
         raise NotImplementedError
 
     def config(self) -> dict[str, Any]:
-        """A JSON-able description of the stored form: kind, types, and if entries have timestamps.
-
-        >>> ListStateDescriptor("tags", str).config()
-        {'kind': 'list', 'types': {'element': {'type': 'string'}}, 'ttl': False}
-        """
+        """A JSON-able description of the stored form: kind, types, and if entries have timestamps."""
         types = {role: declared.config() for role, declared in self.stored_types().items()}
         return {"kind": self.kind, "types": types, "ttl": self.ttl_config is not None}
 
@@ -90,10 +82,6 @@ class StateDescriptor(Subscriptable):
 
         Kind, types, time to live and named functions must agree. A user's own functions and defaults may differ: the
         newest descriptor's are used.
-
-        >>> ListStateDescriptor("tags", str).check_same_state(ListStateDescriptor("tags", int))
-        Traceback (most recent call last):
-        statebackend.errors.StateMigrationError: state 'tags' is LIST(STRING), and is asked for as ...
         """
         if type(self) is type(other) and self.stored_types() == other.stored_types():
             if self.ttl_config != other.ttl_config:
@@ -114,11 +102,7 @@ class StateDescriptor(Subscriptable):
         )
 
     def describe(self) -> str:
-        """Kind and types in a few words, for messages.
-
-        >>> MapStateDescriptor("seen", str, int).describe()
-        'MAP(STRING, LONG)'
-        """
+        """Kind and types in a few words, for messages."""
         return f"{self.kind.upper()}({', '.join(map(repr, self.stored_types().values()))})"
 
     def _function_name(self) -> str | None:
@@ -170,12 +154,7 @@ class ValueStateDescriptor(StateDescriptor, Generic[T, A]):
         self._default = _serialized(self.type, default, name, "default")
 
     def default_copy(self) -> Any:
-        """A copy of the default, None if there is none; O(size of it).
-
-        >>> tags = ValueStateDescriptor("tags", "array<string>", default=[])
-        >>> tags.default_copy() is tags.default_copy()
-        False
-        """
+        """A copy of the default, None if there is none; O(size of it)."""
         return None if self._default is None else serializer_for(self.type).deserialize(self._default)
 
     def stored_types(self) -> dict[str, Type]:

@@ -176,13 +176,6 @@ class Timers(ABC):
 
         A timer that is registered meanwhile and is due too comes in its turn. Afterwards key and namespace are what
         they were before. O(log timers) each.
-
-        >>> from statebackend.backends import create_backend
-        >>> keyed = create_backend("reference").create_keyed_backend(str)
-        >>> keyed.set_current_key("ann")
-        >>> keyed.timers.register(10)
-        >>> list(keyed.timers.due(9)), list(keyed.timers.due(10)), list(keyed.timers.due(11))
-        ([], [10], [])
         """
         self._backend._check_open()
         steps = self._firing(checked_time(now), checked_domain(domain))
@@ -194,14 +187,7 @@ class Timers(ABC):
     def register_many(
         self, keys: Any, timestamps: Any, domain: str = "event", *, namespaces: Any = None
     ) -> None:
-        """`register` for each row, in its namespace, else in the current one. Atomic. O(n log timers).
-
-        >>> from statebackend.backends import create_backend
-        >>> keyed = create_backend("reference").create_keyed_backend(str)
-        >>> keyed.timers.register_many(["ann", "bob"], [10, 20])
-        >>> keyed.timers.count()
-        2
-        """
+        """`register` for each row, in its namespace, else in the current one. Atomic. O(n log timers)."""
         self._change_many(keys, timestamps, checked_domain(domain), namespaces, True)
 
     def delete_many(
@@ -226,13 +212,6 @@ class Timers(ABC):
         """Take the timers that are due at ``now``, or the first ``most`` of them, as columns. O(log timers) each.
 
         Atomic; key and namespace stay what they are.
-
-        >>> from statebackend.backends import create_backend
-        >>> keyed = create_backend("reference").create_keyed_backend(str)
-        >>> keyed.timers.register_many(["ann", "bob", "cid"], [30, 20, 10])
-        >>> due = keyed.timers.take_due(20)
-        >>> due.keys.to_pylist(), due.timestamps.to_pylist()
-        (['cid', 'bob'], [10, 20])
         """
         backend = self._backend
         backend._check_open()

@@ -177,11 +177,7 @@ class StateTtlConfig:
 
     @staticmethod
     def new_builder(ttl: Duration) -> Builder:
-        """A builder with Flink's method names; each method returns the builder, so calls chain.
-
-        >>> StateTtlConfig.new_builder(1000).cleanup_full_snapshot().build().cleanup_full_snapshot
-        True
-        """
+        """A builder with Flink's method names; each method returns the builder, so calls chain."""
         return Builder(ttl)
 
     Builder: ClassVar[type[Builder]]

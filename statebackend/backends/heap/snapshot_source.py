@@ -1,14 +1,4 @@
-"""The rows of the heap backend's states: of a whole view, and of what has changed since a mark.
-
->>> from statebackend.backends.heap import HeapBackend
->>> from statebackend.state import ValueStateDescriptor
->>> keyed = HeapBackend().create_keyed_backend(int)
->>> keyed.get_value_state(ValueStateDescriptor("count", int)).update_many([1, 2], [10, 20])
->>> view = HeapView(keyed, None)
->>> [rows.batch.to_pydict() for section in view.sections() for rows in section.batches]
-[{'key': [2, 1], 'value': [20, 10]}]
->>> view.release()
-"""
+"""The rows of the heap backend's states: of a whole view, and of what has changed since a mark."""
 
 from __future__ import annotations
 

@@ -1,13 +1,4 @@
-"""The states of a heap backend as checkpoints see them: entries of tables, gathered into columns, converted to Arrow.
-
->>> from statebackend.backends.heap import HeapBackend
->>> from statebackend.state import ValueStateDescriptor
->>> keyed = HeapBackend().create_keyed_backend(int)
->>> keyed.get_value_state(ValueStateDescriptor("count", int)).update_many([1, 2], [10, 20])
->>> written, = keyed._state_readers()
->>> written.schema.names, [len(table) for table in written.tables]
-(['key', 'value'], [2])
-"""
+"""The states of a heap backend as checkpoints see them: entries of tables, gathered into columns of Arrow."""
 
 from __future__ import annotations
 

@@ -5,11 +5,6 @@ RocksDB's log beyond its head, and no statistics are dumped.
 
 >>> Settings(compression="lz4").shown()
 "compression='lz4'"
->>> Settings(memory_limit=1)
-Traceback (most recent call last):
-statebackend.errors.UsageError: memory_limit is at least 4 MB, and less than 4 EB. Hint: ...
->>> predefined("SPINNING_DISK_OPTIMIZED").threads
-4
 >>> predefined("FLASH").name
 Traceback (most recent call last):
     ...

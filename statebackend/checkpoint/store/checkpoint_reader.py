@@ -290,11 +290,7 @@ class CheckpointReader:
 
     @property
     def address(self) -> str:
-        """The address as it was given, without secrets.
-
-        >>> CheckpointReader("file:///data/state").address
-        'file:///data/state'
-        """
+        """The address as it was given, without secrets."""
         return self._address
 
     @property
@@ -360,10 +356,6 @@ class CheckpointReader:
 
         The writer of the store may go on and drop the checkpoint meanwhile: its files stay until the pin is released,
         or until the lease ends, counted from here or from the last `Pin.renew`. Writes one small file to the store.
-
-        >>> CheckpointReader("/nowhere").pin()
-        Traceback (most recent call last):
-        statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store ...
         """
         checkpoint = self.open_latest() if checkpoint_id is None else self.open(checkpoint_id)
         return Pin(self._files, checkpoint, lease)

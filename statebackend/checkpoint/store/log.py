@@ -84,12 +84,7 @@ class CheckpointRun(NamedTuple):
         return 0 <= step < self.length and key.name == entry_name(self.first_sequence + step)
 
     def without(self, dropped: Collection[CheckpointKey]) -> list[CheckpointRun]:
-        """The runs that are left without some checkpoints, at either end or in the middle; O(dropped).
-
-        >>> dropped = CheckpointKey(7, "checkpoints/12.json"), CheckpointKey(9, "checkpoints/14.json")
-        >>> [tuple(run) for run in CheckpointRun(7, 12, 4).without(dropped)]
-        [(8, 13, 1), (10, 15, 1)]
-        """
+        """The runs that are left without some checkpoints, at either end or in the middle; O(dropped)."""
         steps = sorted(key.checkpoint_id - self.first_id for key in dropped if self.has(key))
         left = []
         for before, step in itertools.pairwise([-1, *steps, self.length]):
