@@ -157,11 +157,11 @@ def test_a_call_is_what_its_rows_are_one_by_one(
             run.keyed.begin(watermarks=(0, 50))
         for keys, values, spaces, times, returns, is_marked in calls:
             mark = run.keyed.mark() if is_marked else None
-            given = run.state.add_many(keys, values, returns, namespaces=spaces, times=times)
+            given = run.state.add_many(keys, values, return_changed=returns, namespaces=spaces, times=times)
             run.seen.append(
                 None
                 if given is None
-                else [each if type(each) is list else each.to_pylist() for each in given]
+                else [each.to_pylist() if hasattr(each, "to_pylist") else each for each in given]
             )
             if mark is not None:
                 run.keyed.release(mark)

@@ -113,7 +113,10 @@ def test_what_a_version_does_not_say_is_none() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        *({"memory_limit": each} for each in (-1, 0, True, 5e6, "1g", (4 << 20) - 1, 1 << 62, 1 << 70)),
+        *(
+            {"memory_limit": each}
+            for each in (-1, 0, True, 5e6, "1 gib", "1m", (4 << 20) - 1, 1 << 62, 1 << 70)
+        ),
         *({"local_dir": each} for each in (5, b"/tmp", "", "a\0b", ["/tmp"])),
         *({"predefined": each} for each in (None, [], "default", 5)),
         *({"compression": each} for each in ([], 5, "LZ4")),
