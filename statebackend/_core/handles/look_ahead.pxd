@@ -153,10 +153,16 @@ cdef inline void ask_for_bucket(Table *table, uint32_t group, uint32_t hash) noe
     if head != NULL:
         prefetch(head)
 
+cdef inline void ask_for_slot(Table *table, uint32_t slot) noexcept nogil:
+    """Ask for an entry; its value, or its namespace already, may lie on the next cache line."""
+    cdef char *entry = <char *>entry_at(table.core, slot)
+    prefetch(entry)
+    prefetch(entry + table.layout.stride - 1)
+
 cdef inline void ask_for_entry(Table *table, uint32_t group, uint32_t hash) noexcept nogil:
     cdef uint32_t *head = head_of(table, group, hash & table.hash_mask)
     if head != NULL and head[0]:
-        prefetch(entry_at(table.core, head[0]))
+        ask_for_slot(table, head[0])
 
 cdef inline void ask_for_second(Table *table, uint32_t group, uint32_t hash, int64_t key,
                                 uint32_t namespace) noexcept nogil:
@@ -166,7 +172,7 @@ cdef inline void ask_for_second(Table *table, uint32_t group, uint32_t hash, int
     if head != NULL and head[0]:
         entry = entry_at(table.core, head[0])
         if entry.next and (entry.key != key or namespace_of(table, entry) != namespace):
-            prefetch(entry_at(table.core, entry.next))
+            ask_for_slot(table, entry.next)
 
 cdef inline void ask_for_bytes(Blob *blob, int64_t length) noexcept nogil:
     """Ask for the bytes of a key; they may lie on two cache lines."""
@@ -183,7 +189,7 @@ cdef inline void ask_for_key(Table *table, uint32_t group, uint32_t key_hash, in
         if blob_hash(entry)[0] == hash:
             ask_for_bytes(<Blob *>entry.key, length)
         elif entry.next:
-            prefetch(entry_at(table.core, entry.next))
+            ask_for_slot(table, entry.next)
 
 cdef inline void ask_for_second_key(Table *table, Coming *key) noexcept nogil:
     """The same for the second key, which has arrived, if the first one has another hash."""
