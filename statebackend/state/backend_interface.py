@@ -209,7 +209,7 @@ class KeyedStateBackend(StateGetters, ABC):
     def each(self, keys: Any) -> Iterator[Any]:
         """Iterate over ``keys``, an iterable or an array, with each key as the current one in its turn.
 
-        The memory that the next keys need is fetched ahead. So keys are taken from an iterator up to eight before
+        The memory that the next keys need is fetched ahead. So keys are taken from an iterator up to twelve before
         their turn. The last key stays current.
 
         >>> from statebackend.backends import create_backend

@@ -31,11 +31,11 @@ from statebackend._core.tables.cow_map cimport (
 from statebackend._core.memory.platform cimport prefetch
 
 cdef enum:
-    BUCKETS_AHEAD = 8
-    ENTRIES_AHEAD = 5
-    CHAINS_AHEAD = 4
-    VALUES_AHEAD = 3
-    PARTS_AHEAD = 2
+    BUCKETS_AHEAD = 12
+    ENTRIES_AHEAD = 8
+    CHAINS_AHEAD = 6
+    VALUES_AHEAD = 5
+    PARTS_AHEAD = 3
     RESTS_AHEAD = 1
     COMING_BYTES = 64                    # the longest canonical form that is followed, of keys that become bytes
     COMING = 16                          # a power of two, more than BUCKETS_AHEAD
