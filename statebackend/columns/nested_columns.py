@@ -25,24 +25,28 @@ _DAY = 86_400_000_000
 _UTC = ("UTC", "Etc/UTC", "+00:00", "Z")
 
 
-def stored_runs(column: pa.Array, declared: Type, as_python: bool = False) -> ByteRuns | None:
-    """Offsets and data of the values of a column in stored form; None if each must be looked at. O(bytes).
+def stored_runs(
+    column: pa.Array, declared: Type, as_python: bool = False, has_offsets: bool = True
+) -> ByteRuns | None:
+    """Offsets, if wanted, and data of the values of a column in stored form; None if each must be looked at. O(bytes).
 
     With ``as_python``, dates and times that Python does not have are not taken in types of a fixed width either.
     """
-    return _runs(column, declared, _rules(declared, as_python), False)
+    return _runs(column, declared, _rules(declared, as_python), False, has_offsets)
 
 
 def arrow_of_stored(
-    offsets: Array, data: Array, valid: Array | None, declared: Type, as_python: bool = False
+    offsets: Array | None, data: Array, valid: Array | None, declared: Type, as_python: bool = False
 ) -> pa.Array | None:
     """The Arrow array, of the type's `arrow`, of values in stored form; None if each must be looked at. O(bytes).
 
-    Bytes of rows that ``valid`` excludes are not looked at. ``as_python`` is that of `stored_runs`.
+    A type of a fixed width needs no offsets. Bytes of rows that ``valid`` excludes are not looked at. ``as_python`` is
+    that of `stored_runs`.
     """
     part = _sink(declared, _rules(declared, as_python))
     mask = None if valid is None else np.ascontiguousarray(valid, dtype=bool).view(np.uint8)
-    if part is None or not read_values(part, np.ascontiguousarray(offsets, dtype=np.int64), data, mask):
+    ends = None if offsets is None else np.ascontiguousarray(offsets, dtype=np.int64)
+    if part is None or not read_values(part, ends, data, mask):
         return None
     return _arrow_of(part, declared)
 
@@ -116,7 +120,9 @@ def _power(declared: Type) -> int:
 # --- from Arrow ---
 
 
-def _runs(column: pa.Array, declared: Type, rules: _Rules, is_key: bool) -> ByteRuns | None:
+def _runs(
+    column: pa.Array, declared: Type, rules: _Rules, is_key: bool, has_offsets: bool = True
+) -> ByteRuns | None:
     try:
         column.validate()  # buffers are as long as the lengths say; the values are checked on the way
     except pa.ArrowInvalid:
@@ -124,7 +130,7 @@ def _runs(column: pa.Array, declared: Type, rules: _Rules, is_key: bool) -> Byte
     part = _source(column, declared, rules)
     if part is None:
         return None
-    return write_keys(part) if is_key else write_values(part)
+    return write_keys(part) if is_key else write_values(part, has_offsets)
 
 
 def _source(array: pa.Array, declared: Type, rules: _Rules) -> SourcePart | None:

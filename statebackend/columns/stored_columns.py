@@ -130,11 +130,12 @@ def _bytes_of(values: Array) -> Array:
 
 def _nested(column: Columnar, declared: Type) -> tuple[Any, Array | None]:
     """The stored form of a column of LIST, MAP, TUPLE or ROW, or None, and the null rows."""
-    runs = stored_runs(column, declared) if isinstance(column, pa.Array) else None
+    is_fixed = in_entry(declared)
+    runs = stored_runs(column, declared, has_offsets=not is_fixed) if isinstance(column, pa.Array) else None
     if runs is None:
         return None, None
     nulls = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None  # type: ignore[union-attr]
-    return (runs[1].reshape(len(column), -1) if in_entry(declared) else runs), nulls
+    return (runs[1].reshape(len(column), -1) if is_fixed else runs), nulls
 
 
 # --- value by value ---
@@ -236,8 +237,7 @@ def arrow_column(values: Any, valid: Array | None, declared: Type) -> pa.Array:
     if isinstance(values, tuple):
         return _arrow_of_runs(values[0], values[1], valid, declared)
     if declared.layout.family == "nested":
-        offsets = np.arange(len(values) + 1) * values.shape[1]
-        return _arrow_of_runs(offsets, np.ascontiguousarray(values).reshape(-1), valid, declared)
+        return _arrow_of_runs(None, np.ascontiguousarray(values).reshape(-1), valid, declared)
     return _arrow_of_fixed(values, valid, declared)
 
 
@@ -268,12 +268,13 @@ def _arrow_of_fixed(values: Array, valid: Array | None, declared: Type) -> pa.Ar
     )
 
 
-def _arrow_of_runs(offsets: Array, data: Array, valid: Array | None, declared: Type) -> pa.Array:
-    if declared.layout.family != "bytes":
+def _arrow_of_runs(offsets: Array | None, data: Array, valid: Array | None, declared: Type) -> pa.Array:
+    if offsets is None or declared.layout.family != "bytes":
         array = arrow_of_stored(offsets, data, valid, declared)
         if array is not None:
             return array
-        raw, ends = data.tobytes(), offsets.tolist()
+        raw, width = data.tobytes(), declared.fixed_width
+        ends = range(0, len(raw) + 1, width or 1) if offsets is None else offsets.tolist()
         return _arrow_by_value([raw[a:b] for a, b in itertools.pairwise(ends)], valid, declared)
     arrow = declared.arrow
     if offsets[-1] < 2**31:

@@ -93,3 +93,16 @@ def test_byte_keys_that_differ_in_one_byte_are_told_apart() -> None:
         assert found.tolist() == [2 * (row // 2) + 1 for row in range(len(rows))]
     assert [table.get(key) for key in keys] == [2 * at + 1 for at in range(len(keys))]
     assert table.get(b"k" * 40) is None
+
+
+@pytest.mark.parametrize("length", [0, 3, 8, 40, 3_000])
+def test_blobs_come_back_when_the_first_rows_are_shorter_or_longer_than_the_rest(length: int) -> None:
+    table = StateTable(StateCore(), value="bytes")
+    keys = np.arange(3_000)
+    for few, rest in ((1, length), (length, 1)):
+        values = [b"%d" % key * (few if key < 1_024 else rest) for key in keys.tolist()]
+        batch_kernels.update_many(table, keys, packed(values))
+        (offsets, data), found = batch_kernels.get_many(table, np.append(keys, -1))
+        assert data.tobytes() == b"".join(values)
+        assert np.diff(offsets).tolist() == [*map(len, values), 0]
+        assert found.tolist() == [True] * 3_000 + [False]

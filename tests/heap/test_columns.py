@@ -558,6 +558,28 @@ def test_offsets_that_leave_the_data_are_not_followed() -> None:
     assert stored_runs(broken, declared) is None
 
 
+def test_text_of_a_record_is_not_followed_where_its_offsets_fall() -> None:
+    """They fall in null rows, which nobody looks at. So the other rows have more bytes than there is room for."""
+    ends = [0, *(at for _ in range(500) for at in (4000, 0)), 4000]
+    names = pa.Array.from_buffers(
+        pa.string(), 1001, [None, pa.py_buffer(np.array(ends, np.int32)), pa.py_buffer(b"x" * 4000)]
+    )
+    there = pa.py_buffer(np.packbits(np.arange(1001) % 2 == 0, bitorder="little"))
+    column = pa.Array.from_buffers(pa.struct([("a", pa.string())]), 1001, [there], 500, children=[names])
+    assert stored_runs(column, t.ROW(a=t.STRING)) is None
+
+
+@pytest.mark.parametrize("fields", [8, 9, 64, 70])
+def test_records_of_many_fields_hold_what_the_serializer_writes(fields: int) -> None:
+    declared = t.TUPLE(*[(t.LONG, t.STRING, t.SHORT, t.BYTES)[i % 4] for i in range(fields)])
+    samples = (7, "bé", None, b"c" * 70)
+    rows = [tuple(samples[j % 4] if (i + j) % 5 else None for j in range(fields)) for i in range(40)]
+    column = to_arrow([None, *rows], declared)
+    assert stored_rows(column, declared) == plain([None, *rows], declared)
+    back = arrow_column(stored_runs(column, declared), column.is_valid().to_numpy(False), declared)
+    assert back.equals(column)
+
+
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
 @pytest.mark.parametrize(
     ("offset", "size"), [(0, 4), (3, 1), (-1, 1), (0, -1), (2**31 - 1, 1), (1, 2**31 - 1)]

@@ -3,6 +3,22 @@
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <sys/mman.h>
+
+    /* Ask for large pages where the system gives them on demand: in small ones, fresh memory costs 0.5 ns a byte. */
+    static inline void sb_use_large_pages(void *p, uint64_t n) {
+    #ifdef MADV_HUGEPAGE
+        uintptr_t skipped = -(uintptr_t)p & 4095;
+        if (n >= 1 << 21)
+            (void)madvise((char *)p + skipped, n - skipped, MADV_HUGEPAGE);
+    #endif
+    }
+    """
+    void use_large_pages "sb_use_large_pages"(void *p, uint64_t n) noexcept nogil
+
 cdef enum Form:
     NOTHING = 0                          # Arrow's null type: no value is present
     BOOL = 1                             # bits in Arrow, bytes in stored values

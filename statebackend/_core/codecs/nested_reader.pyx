@@ -7,7 +7,8 @@ from libc.string cimport memcpy, memset
 from statebackend._core.codecs.nested_columns cimport (
     BOOL, BYTES, DECIMAL, DONE, DOUBLE, FLOAT, IRREGULAR, LIST, MAP, NO_MEMORY, NUMBER, RANGED, RECORD, STRING,
     WIDE_DECIMAL, Spans, block_of, canonical_double, canonical_float, copy_number, find_equal, int_at, is_below,
-    is_set, is_signalling, is_text, open_spans, set_limits)
+    is_set, is_signalling, is_text, open_spans, set_limits, use_large_pages)
+from statebackend._core.memory.platform cimport copy_bytes
 
 from statebackend._core.codecs.nested_columns import FORMS
 from statebackend.errors import UsageError
@@ -62,6 +63,7 @@ cdef int make_room(Sink *s, int64_t more) noexcept nogil:
         if grown == NULL:
             return NO_MEMORY
         s.data = <uint8_t *> grown
+        use_large_pages(grown, room * s.stride)
     elif s.form != RECORD:
         grown = realloc(s.ends, (room + 1) * 4)
         if grown == NULL:
@@ -112,23 +114,22 @@ cdef int add_null(Sink *s) noexcept nogil:
             return NO_MEMORY
     return DONE
 
-cdef int add_run(Sink *s, const uint8_t *p, int64_t length) noexcept nogil:
+cdef inline int add_run(Sink *s, const uint8_t *p, int64_t length) noexcept nogil:
     """Append a value of STRING or BYTES."""
     cdef int64_t room, size = s.size + length
     cdef uint8_t *grown
-    if s.form == STRING and not is_text(p, length):
+    if size > MOST or (s.form == STRING and not is_text(p, length)):
         return IRREGULAR
     if size > s.size_room:
-        if size > MOST:
-            return IRREGULAR
         room = s.size_room + (s.size_room >> 1) + length + 256
         grown = <uint8_t *> realloc(s.data, room)
         if grown == NULL:
             return NO_MEMORY
+        use_large_pages(grown, room)
         s.data = grown
         s.size_room = room
     if length:
-        memcpy(s.data + s.size, p, length)
+        copy_bytes(<char *> s.data + s.size, <const char *> p, length)
     s.size = size
     s.count += 1
     s.ends[s.count] = <int32_t> size
@@ -206,7 +207,7 @@ cdef inline int take_slot(Sink *s, const uint8_t *p, int64_t length, int64_t *at
         return IRREGULAR
     at[0] = start + size
     if not is_null:
-        return take_value(s, p + start, size, spans)
+        return add_run(s, p + start, size) if s.form == STRING else take_value(s, p + start, size, spans)
     if s.canonical:
         # Two keys are the same if their bytes are. A null with other bytes than zeros breaks that.
         if not s.width and size:
@@ -216,13 +217,20 @@ cdef inline int take_slot(Sink *s, const uint8_t *p, int64_t length, int64_t *at
                 return IRREGULAR
     return add_null(s)
 
-cdef int take_record(Sink *s, const uint8_t *p, int64_t length, Spans *spans) noexcept nogil:
+cdef inline int take_record(Sink *s, const uint8_t *p, int64_t length, Spans *spans) noexcept nogil:
+    cdef Sink *part
     cdef int64_t i, at = (s.parts + 7) >> 3
     cdef int outcome
     if length < at or (s.canonical and s.parts & 7 and p[at - 1] >> (s.parts & 7)):
         return IRREGULAR
     for i in range(s.parts):
-        outcome = take_slot(s.part[i], p, length, &at, is_set(p, i), spans)
+        part = s.part[i]
+        if part.form == NUMBER and part.width <= length - at and not is_set(p, i):
+            copy_number(part.data + part.count * part.stride, p + at, part.stride)
+            part.count += 1
+            at += part.width
+            continue
+        outcome = take_slot(part, p, length, &at, is_set(p, i), spans)
         if outcome:
             return outcome
     if at != length:
@@ -417,17 +425,24 @@ cdef class SinkPart:
         return s.count, s.nulls, buffers
 
 
-def read_values(SinkPart column not None, const int64_t[::1] offsets not None, const uint8_t[::1] data not None,
+def read_values(SinkPart column not None, const int64_t[::1] offsets, const uint8_t[::1] data not None,
                 const uint8_t[::1] valid=None, bint is_key=False):
     """Append stored values, or canonical keys; false: look at each of them, and drop the column.
 
-    Where `valid` has a zero, the row is null, and its bytes are not looked at. O(bytes).
+    Without `offsets`, the type has a fixed width. Where `valid` has a zero, the row is null, and its bytes are not
+    looked at. O(bytes).
     """
     cdef Sink *s = &column.node
-    cdef int64_t row, at, start, end, rows = offsets.shape[0] - 1, size = data.shape[0]
+    cdef int64_t row, at, start = 0, end = 0, size = data.shape[0], rows
+    cdef const int64_t *ends = NULL
     cdef const uint8_t *p = &data[0] if size else EMPTY
     cdef Spans spans
     cdef int outcome
+    if offsets is not None:
+        rows = offsets.shape[0] - 1
+        ends = &offsets[0] if rows >= 0 else NULL
+    else:
+        rows = size // s.width if s.width else -1
     if rows < 0 or (valid is not None and valid.shape[0] != rows):
         raise UsageError("a column is not as long as its rows are many")
     memset(&spans, 0, sizeof(spans))
@@ -439,7 +454,10 @@ def read_values(SinkPart column not None, const int64_t[::1] offsets not None, c
             if valid is not None and not valid[row]:
                 outcome = add_null(s)
                 continue
-            start, end = offsets[row], offsets[row + 1]
+            if ends != NULL:
+                start, end = ends[row], ends[row + 1]
+            else:
+                start, end = row * s.width, (row + 1) * s.width
             if not 0 <= start <= end <= size:
                 outcome = IRREGULAR
             elif is_key:
@@ -447,6 +465,8 @@ def read_values(SinkPart column not None, const int64_t[::1] offsets not None, c
                 outcome = take_key(s, p + start, end - start, &at)
                 if at != end - start:
                     outcome = IRREGULAR
+            elif s.form == RECORD:       # as `take_value` does, in this loop
+                outcome = take_record(s, p + start, end - start, &spans)
             else:
                 outcome = take_value(s, p + start, end - start, &spans)
         free(spans.at)

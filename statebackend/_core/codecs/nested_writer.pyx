@@ -9,7 +9,7 @@ import numpy as np
 from statebackend._core.codecs.nested_columns cimport (
     BOOL, BYTES, DECIMAL, DONE, DOUBLE, FLOAT, IRREGULAR, LIST, MAP, NOTHING, NO_MEMORY, NUMBER, RANGED, RECORD,
     STRING, WIDE_DECIMAL, Spans, block_of, canonical_double, canonical_float, copy_number, find_equal, int_at,
-    is_ascii, is_below, is_set, is_signalling, is_text, open_spans, set_limits)
+    is_ascii, is_below, is_set, is_signalling, is_text, open_spans, set_limits, use_large_pages)
 
 from statebackend._core.codecs.nested_columns import FORMS
 from statebackend.errors import UsageError
@@ -19,7 +19,7 @@ cdef const uint8_t *EMPTY = <const uint8_t *> b""
 
 cdef enum:
     BLOCK = 1024                         # rows whose keys are written field by field
-    PAST_END = 16                        # bytes behind the keys that may be written, too
+    PAST_END = 16                        # bytes behind keys and flat records that may be written, too
 
 cdef struct Source:
     int form
@@ -41,7 +41,7 @@ cdef struct Source:
     int64_t high                         # also the limit of a DECIMAL's magnitude
     uint64_t limit[2]                    # WIDE_DECIMAL: the power of ten that it lies below, low word first
     bint canonical
-    int64_t ascii_from                   # of STRING, while keys are written: bytes that are known to be ASCII
+    int64_t ascii_from                   # of STRING: bytes that are known to be ASCII
     int64_t ascii_to
 
 cdef struct Bytes:                       # grow at the end
@@ -59,10 +59,22 @@ cdef int grow_bytes(Bytes *out, int64_t more) noexcept nogil:
         return NO_MEMORY
     out.data = data
     out.room = room
+    use_large_pages(data, room)
     return DONE
 
 cdef inline int reserve(Bytes *out, int64_t more) noexcept nogil:
     return DONE if out.room - out.size >= more else grow_bytes(out, more)
+
+cdef inline void copy_run(uint8_t *to, const uint8_t *p, int64_t length, bint may_read_on) noexcept nogil:
+    """Copy bytes: sixteen at a time, for which there is room, where as many may be read."""
+    cdef int64_t at = 16
+    if may_read_on and length <= 64:
+        memcpy(to, p, 16)
+        while at < length:
+            memcpy(to + at, p + at, 16)
+            at += 16
+    else:
+        memcpy(to, p, length)
 
 cdef inline int put_zeros(Bytes *out, int64_t count) noexcept nogil:
     if reserve(out, count):
@@ -122,6 +134,12 @@ cdef bint span_of_view(const Source *s, int64_t row, int64_t size, int64_t *star
 
 # --- stored values ---
 
+cdef inline bint run_of(const Source *s, int64_t row, int64_t *start, int64_t *length) noexcept nogil:
+    """The text or bytes of a row; false if they are not what their type says."""
+    return (span_of(s, row, s.size, start, length) and length[0] <= LONGEST
+            and (s.form != STRING or (s.ascii_from <= start[0] and start[0] + length[0] <= s.ascii_to)
+                 or is_text(s.data + start[0], length[0])))
+
 cdef int put_value(const Source *s, int64_t row, Bytes *out, Spans *spans) noexcept nogil:
     """Append the bytes of a value, which is present."""
     cdef const uint8_t *p
@@ -132,11 +150,7 @@ cdef int put_value(const Source *s, int64_t row, Bytes *out, Spans *spans) noexc
     if s.form == NUMBER:
         return put_number(out, s.data + row * s.width, s.width)
     if s.form == STRING or s.form == BYTES:
-        if not span_of(s, row, s.size, &start, &length) or length > LONGEST:
-            return IRREGULAR
-        if s.form == STRING and not is_text(s.data + start, length):
-            return IRREGULAR
-        return put_bytes(out, s.data + start, length)
+        return put_bytes(out, s.data + start, length) if run_of(s, row, &start, &length) else IRREGULAR
     if s.form == RECORD:
         return put_record(s, row, out, spans)
     if s.form == LIST:
@@ -212,6 +226,53 @@ cdef int put_record(const Source *s, int64_t row, Bytes *out, Spans *spans) noex
             return outcome
         outcome = put_part(s.part[i], row, out, spans, bitmap, i)
     return outcome
+
+cdef int64_t flat_bytes(const Source *s) noexcept nogil:
+    """As many bytes as a record of numbers, text and bytes takes, but for its text and bytes; 0 for other types."""
+    cdef int64_t i, most = (s.parts + 7) >> 3
+    if s.form != RECORD:
+        return 0
+    for i in range(s.parts):
+        if s.part[i].form != NUMBER and s.part[i].form != STRING and s.part[i].form != BYTES:
+            return 0
+        most += s.part[i].width if s.part[i].width else 4
+    return most
+
+cdef int put_flat(const Source *s, Bytes *out, int64_t fixed, int64_t *ends) noexcept nogil:
+    """Append all rows of such records, and call nothing for most of them."""
+    cdef const Source *part
+    cdef int64_t row, i, start, length, bytes_of_nulls = (s.parts + 7) >> 3
+    cdef uint8_t *to = out.data
+    cdef uint8_t *nulls
+    cdef const uint8_t *last = out.data + out.room - fixed - PAST_END
+    cdef uint32_t four
+    for row in range(s.rows):
+        if to > last:
+            return IRREGULAR             # offsets that fall somewhere, as in `put_key_run`
+        nulls = to
+        memset(to, 0, bytes_of_nulls if is_present(s, row) else s.width)
+        to += bytes_of_nulls if is_present(s, row) else s.width
+        for i in range(s.parts if is_present(s, row) else 0):
+            part = s.part[i]
+            if not is_present(part, row):
+                nulls[i >> 3] |= <uint8_t> (1 << (i & 7))
+                length = part.width if part.width else 4
+                memset(to, 0, length)
+                to += length
+            elif part.form == NUMBER:
+                copy_number(to, part.data + row * part.width, part.width)
+                to += part.width
+            else:
+                if not run_of(part, row, &start, &length) or length > last - to:
+                    return IRREGULAR
+                four = <uint32_t> length
+                memcpy(to, &four, 4)
+                copy_run(to + 4, part.data + start, length, start + length + PAST_END <= part.size)
+                to += 4 + length
+        if ends != NULL:
+            ends[row + 1] = to - out.data
+    out.size = to - out.data
+    return DONE
 
 cdef inline int put_count(Bytes *out, int64_t count) noexcept nogil:
     """Append a count, and an empty bitmap for as many values."""
@@ -291,7 +352,7 @@ cdef int put_distinct(const Source *s, int64_t start, int64_t count, int64_t dis
 
 # --- canonical keys ---
 
-cdef int64_t measure_key(Source *s, int64_t rows) noexcept nogil:
+cdef int64_t measure(Source *s, int64_t rows) noexcept nogil:
     """As many bytes as the canonical forms of a part take at most; -1 for offsets that do not lie within its bytes.
 
     On the way it looks at all text at once: if that is ASCII, nobody looks at each string.
@@ -299,7 +360,7 @@ cdef int64_t measure_key(Source *s, int64_t rows) noexcept nogil:
     cdef int64_t i, part, start, length, most = 0
     if s.form == RECORD:
         for i in range(s.parts):
-            part = measure_key(s.part[i], rows)
+            part = measure(s.part[i], rows)
             if part < 0:
                 return -1
             most += rows + part
@@ -360,35 +421,18 @@ cdef inline bint key_number(const Source *s, int64_t row, int form, int64_t widt
         number[0] = int_at(s.data + row * width, width)
     return True
 
-cdef inline void put_short(Bytes *out, const uint8_t *p, int64_t length, bint may_read_on) noexcept nogil:
-    """Append bytes: sixteen at a time, for which there is room, where as many may be read."""
-    cdef uint8_t *to = out.data + out.size
-    cdef int64_t at = 16
-    if may_read_on and length <= 64:
-        memcpy(to, p, 16)
-        while at < length:
-            memcpy(to + at, p + at, 16)
-            at += 16
-    else:
-        memcpy(to, p, length)
-    out.size += length
-
 cdef inline int put_key_run(const Source *s, int64_t row, Bytes *out, int64_t fixed) noexcept nogil:
     """Append the text or bytes of a field, behind their number."""
     cdef int64_t start, length
     cdef uint32_t four
-    if not span_of(s, row, s.size, &start, &length) or length > LONGEST:
-        return IRREGULAR
     # Offsets that fall somewhere need more room than the first and the last of them say.
-    if out.room - out.size < length + 4 + fixed + PAST_END:
-        return IRREGULAR
-    if (s.form == STRING and (start < s.ascii_from or start + length > s.ascii_to)
-            and not is_text(s.data + start, length)):
+    if not run_of(s, row, &start, &length) or out.room - out.size < length + 4 + fixed + PAST_END:
         return IRREGULAR
     four = <uint32_t> length
     memcpy(out.data + out.size, &four, 4)
     out.size += 4
-    put_short(out, s.data + start, length, start + length + PAST_END <= s.size)
+    copy_run(out.data + out.size, s.data + start, length, start + length + PAST_END <= s.size)
+    out.size += length
     return DONE
 
 cdef int put_key(const Source *s, int64_t row, Bytes *out, int64_t fixed) noexcept nogil:
@@ -587,35 +631,39 @@ cdef int check_size(int64_t size, int64_t needed) except -1:
     return 0
 
 
-def write_values(SourcePart column not None):
-    """Return offsets and data of the stored values of a column; None: look at each value.
+def write_values(SourcePart column not None, bint has_offsets=True):
+    """Return offsets, None if not wanted, and data of the stored values of a column; None: look at each value.
 
     A null row has no bytes; of a type of fixed width, as many zeros. O(bytes).
     """
     cdef Source *s = &column.node
-    cdef int64_t row, rows = s.rows
+    cdef int64_t row, rows = s.rows, fixed = flat_bytes(s)
     cdef Bytes out
     cdef Spans spans
     cdef int outcome = DONE
-    offsets = np.zeros(rows + 1, dtype=np.int64)
-    cdef int64_t[::1] ends = offsets
+    offsets = np.zeros(rows + 1 if has_offsets else 1, dtype=np.int64)
+    cdef int64_t[::1] view = offsets
+    cdef int64_t *ends = &view[0] if has_offsets else NULL
     memset(&out, 0, sizeof(out))
     memset(&spans, 0, sizeof(spans))
     with nogil:
-        outcome = grow_bytes(&out, 16 * rows)
-        for row in range(rows):
+        outcome = grow_bytes(&out, max(measure(s, rows), s.width * rows) + fixed + PAST_END)
+        if fixed and not outcome:
+            outcome = put_flat(s, &out, fixed, ends)
+        for row in range(0 if fixed else rows):
             if outcome:
                 break
             if is_present(s, row):
                 outcome = put_value(s, row, &out, &spans)
             elif s.width:
                 outcome = put_zeros(&out, s.width)
-            ends[row + 1] = out.size
+            if ends != NULL:
+                ends[row + 1] = out.size
         free(spans.at)
     block = block_of(out.data, out.size)
     if outcome == NO_MEMORY:
         raise MemoryError(f"a column of {out.size} bytes and more")
-    return None if outcome else (offsets, np.frombuffer(block, dtype=np.uint8))
+    return None if outcome else (offsets if has_offsets else None, np.frombuffer(block, dtype=np.uint8))
 
 
 def write_keys(SourcePart column not None):
@@ -625,7 +673,7 @@ def write_keys(SourcePart column not None):
     cdef Bytes out
     cdef int outcome
     with nogil:
-        most = measure_key(s, s.rows)
+        most = measure(s, s.rows)
     if most < 0:
         return None
     # numpy asks the system for large pages, where there are any: new small ones take as long as what is written.

@@ -42,7 +42,7 @@ from statebackend._core.tables.cow_map cimport (
 from statebackend._core.memory.journal cimport Log, log_append, log_reserve, log_take
 from statebackend._core.key_groups cimport key_groups_of_byte_runs, key_groups_of_ints
 from statebackend._core.memory.platform cimport (
-    add_i64, claim, hash_int, likely, load_u32, prefetch, prefetch_write, store_u32, unlikely)
+    add_i64, claim, copy_bytes, hash_int, likely, load_u32, prefetch, prefetch_write, store_u32, unlikely)
 from statebackend._core.tables.state_table cimport StateTable
 from statebackend._core.tables.values cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, TYPE_BOOL, TYPE_LONG)
@@ -420,6 +420,15 @@ cdef inline bint may_write_bucket(Core *core, CowMap *map, uint32_t *head, uint3
             and head == <uint32_t *>address(core.arena, page.ref) + (index & (PAGE_BUCKETS - 1)))
 
 
+cdef inline bint may_write_head(Lane *lane, Table *table, CowMap *map, BlockStages *staged, uint32_t i,
+                                Log **log) noexcept nogil:
+    """Return True if a row's bucket still may be written, and `log` has room for the record of it."""
+    if map.primary.capacity != staged.primary_capacity or map.secondary.capacity != staged.secondary_capacity:
+        return False                     # a page may be where another one was, with the same head in another order
+    return (may_write_bucket(lane.core, map, staged.buckets[i], staged.hashes[i])
+            and record_log(lane, table, log) and log_reserve(lane.core.arena, log[0], 16))
+
+
 cdef inline bint is_in_chain(Core *core, uint32_t slot, uint32_t wanted) noexcept nogil:
     while slot and slot != wanted:
         slot = entry_at(core, slot).next
@@ -482,10 +491,7 @@ cdef inline uint32_t own_slot(Lane *lane, Table *table, CowMap *map, BlockStages
     """Make a slot for a new key, or one that replaces an entry of a snapshot; 0 if `apply_row` has to do it."""
     cdef Core *core = lane.core
     cdef uint32_t *head = staged.buckets[i]
-    if map.primary.capacity != staged.primary_capacity or map.secondary.capacity != staged.secondary_capacity:
-        return 0                         # a page may be where another one was, with the same head in another order
-    if not (may_write_bucket(core, map, head, staged.hashes[i])
-            and record_log(lane, table, log) and log_reserve(core.arena, log[0], 16)):
+    if not may_write_head(lane, table, map, staged, i, log):
         return 0
     if staged.entries[i] == NULL:
         if (not is_blob and head[0] == staged.heads[i]
@@ -594,6 +600,32 @@ cdef bint slow_row(Batch *batch, LaneRun *run, CowMap *map, int64_t at) noexcept
     return True
 
 
+cdef inline bint stage_map(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n, Operation op,
+                           uint32_t width, bint is_blob, BlockStages *staged) noexcept nogil:
+    """Stage the rows of a block, after their share of a rehash: what the stages find stays where it is."""
+    if unlikely(map.secondary.capacity != 0 and at >= run.paid_until) and not pay_rehash(batch, run, map, at, n):
+        return False
+    stage_rows(batch, map, at, n, op, is_blob, width, staged)
+    return True
+
+
+cdef inline Entry *entry_of(Batch *batch, CowMap *map, int64_t at, int64_t key, BlockStages *staged, uint32_t i,
+                            uint64_t look_again, bint is_blob) noexcept nogil:
+    """The entry of a row of a block, NULL if it has none; `look_again` tells if it was staged before others moved."""
+    cdef char **extents = batch.table.core.arena.extents
+    cdef uint32_t off_ns = batch.table.layout.off_namespace, ns = namespace_at(batch, at + i), length = 0
+    cdef const char *data = NULL
+    if is_blob:
+        data = batch.key_data + key
+        length = batch.sorted_lengths[at + i]
+    if unlikely(look_again & bit_of(staged.hashes[i]) != 0):
+        come_to(staged, i, extents, find_again(batch, map, at + i))
+    while staged.entries[i] != NULL and not is_key(staged.entries[i], key, data, length, staged.hashes[i], off_ns, ns,
+                                                   is_blob):
+        come_to(staged, i, extents, staged.entries[i].next)
+    return staged.entries[i]
+
+
 cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n, Operation op,
                            uint32_t width, bint is_blob, bint is_stamped) noexcept nogil:
     """`fast_block` for one operation, one width, one kind of key and entries with or without a timestamp, which the
@@ -606,49 +638,33 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     cdef Table *table = batch.table
     cdef Core *core = table.core
     cdef Lane *lane = run.used
-    cdef char **extents = core.arena.extents
     cdef const int64_t *keys = batch.sorted_keys + at
     cdef const uint32_t *rows = batch.sorted_rows + at
-    cdef const uint32_t *lengths = batch.sorted_lengths + at
     cdef const char *values = batch.values + width * batch.first
     cdef const uint8_t *nulls = NULL if batch.nulls == NULL else batch.nulls + batch.first
     cdef const Reading *reading = <const Reading *>batch.extra
     cdef char *out = batch.out + width * batch.first
     cdef uint8_t *found = batch.found + batch.first
     cdef uint32_t required = core.highest_required_snapshot_version, journal_version = core.journal_version
-    cdef uint32_t ns, off_ns = table.layout.off_namespace, off_value = table.layout.off_value
+    cdef uint32_t off_value = table.layout.off_value
     cdef uint64_t group_bits = <uint64_t>map.group << 32
     cdef uint64_t look_again = 0         # by the last bits of a hash: whether such a row must look for its entry again
     cdef BlockStages staged
-    cdef uint32_t i, ref, length = 0
+    cdef uint32_t i, ref
     cdef Entry *entry
     cdef Log *log
-    cdef const char *data = NULL
     cdef int64_t bits = 0, stamp = 0
     cdef bint is_logged, is_gone, is_first
     cdef int failure
-    if unlikely(map.secondary.capacity != 0 and at >= run.paid_until):
-        # The rehash began with these rows' group. Their share comes first: what the stages find stays where it is.
-        if not pay_rehash(batch, run, map, at, n):
-            return False
-    stage_rows(batch, map, at, n, op, is_blob, width, &staged)
+    if not stage_map(batch, run, map, at, n, op, width, is_blob, &staged):
+        return False
     for i in range(n):
-        ns = namespace_at(batch, at + i)
-        if is_blob:
-            data = batch.key_data + keys[i]
-            length = lengths[i]
-        if op == OP_READ or (op != OP_GET and nulls != NULL):
-            if op != OP_READ and nulls[rows[i]]:
-                if not clear_row(batch, run, map, at + i):
-                    return False
-                look_again |= bit_of(staged.hashes[i])
-                continue
-            if look_again & bit_of(staged.hashes[i]) != 0:
-                come_to(&staged, i, extents, find_again(batch, map, at + i))
-        while staged.entries[i] != NULL and not is_key(staged.entries[i], keys[i], data, length, staged.hashes[i],
-                                                       off_ns, ns, is_blob):
-            come_to(&staged, i, extents, staged.entries[i].next)
-        entry = staged.entries[i]
+        if op != OP_GET and op != OP_READ and nulls != NULL and nulls[rows[i]]:
+            if not clear_row(batch, run, map, at + i):
+                return False
+            look_again |= bit_of(staged.hashes[i])
+            continue
+        entry = entry_of(batch, map, at, keys[i], &staged, i, look_again, is_blob)
         if op == OP_GET:
             if likely(entry != NULL):
                 store_bits(out + width * rows[i], load_bits(<char *>entry + off_value, width), width)
@@ -680,7 +696,8 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
         ref = staged.refs[i]
         is_first = is_untouched(batch, entry)
         if entry == NULL or entry.version < required:
-            ref = own_slot(lane, table, map, &staged, i, keys[i], ns, is_blob, &log, &is_logged)
+            ref = own_slot(lane, table, map, &staged, i, keys[i], namespace_at(batch, at + i), is_blob, &log,
+                           &is_logged)
             if unlikely(ref == 0):
                 if not slow_row(batch, run, map, at + i):
                     return False
@@ -733,24 +750,21 @@ cdef inline bint wide_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     cdef char **extents = core.arena.extents
     cdef const int64_t *keys = batch.sorted_keys + at
     cdef const uint32_t *rows = batch.sorted_rows + at
-    cdef const uint32_t *lengths = batch.sorted_lengths + at
-    cdef uint32_t ns, off_ns = table.layout.off_namespace, off_value = table.layout.off_value
+    cdef uint32_t off_value = table.layout.off_value
     cdef uint32_t required = core.highest_required_snapshot_version, width = table.layout.value_width
     cdef uint64_t look_again = 0         # as in `fast_rows`
     cdef BlockStages staged
-    cdef uint32_t i, ref, length = 0
+    cdef uint32_t i, ref
     cdef int64_t row
     cdef Entry *entry
-    cdef const char *data = NULL
     cdef bint is_first
-    if unlikely(map.secondary.capacity != 0 and at >= run.paid_until):
-        if not pay_rehash(batch, run, map, at, n):
-            return False
-    stage_rows(batch, map, at, n, op, is_blob, width, &staged)
+    if not stage_map(batch, run, map, at, n, op, width, is_blob, &staged):
+        return False
     if op == OP_UPDATE and batch.value_offsets != NULL:
         for i in range(n):
             row = batch.first + rows[i]
             prefetch(batch.values + batch.value_offsets[row])
+            prefetch(batch.values + batch.value_offsets[row + 1] - 1)
             if staged.entries[i] == NULL:
                 continue
             if required == 0 or staged.entries[i].version >= required:
@@ -760,29 +774,19 @@ cdef inline bint wide_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
                 prefetch_write((<Blob **>(<char *>unit_at(extents, staged.heads[i]) + off_value))[0])
     for i in range(n):
         row = batch.first + rows[i]
-        ns = namespace_at(batch, at + i)
-        if is_blob:
-            data = batch.key_data + keys[i]
-            length = lengths[i]
-        if op == OP_UPDATE and batch.nulls != NULL:
-            if batch.nulls[row]:
-                if not clear_row(batch, run, map, at + i):
-                    return False
-                look_again |= bit_of(staged.hashes[i])
-                continue
-            if look_again & bit_of(staged.hashes[i]) != 0:
-                come_to(&staged, i, extents, find_again(batch, map, at + i))
-        while staged.entries[i] != NULL and not is_key(staged.entries[i], keys[i], data, length, staged.hashes[i],
-                                                       off_ns, ns, is_blob):
-            come_to(&staged, i, extents, staged.entries[i].next)
-        entry = staged.entries[i]
+        if op == OP_UPDATE and batch.nulls != NULL and batch.nulls[row]:
+            if not clear_row(batch, run, map, at + i):
+                return False
+            look_again |= bit_of(staged.hashes[i])
+            continue
+        entry = entry_of(batch, map, at, keys[i], &staged, i, look_again, is_blob)
         if op == OP_GET:
             if likely(entry != NULL):
                 batch.found[row] = 1
                 if batch.blobs != NULL:
                     batch.blobs[row] = (<Blob **>(<char *>entry + off_value))[0]
                 else:
-                    memcpy(batch.out + width * row, <char *>entry + off_value, width)
+                    copy_bytes(batch.out + width * row, <char *>entry + off_value, width)
             continue
         is_first = is_untouched(batch, entry)
         if entry == NULL:
@@ -837,7 +841,7 @@ cdef inline uint32_t replace(Batch *batch, Lane *lane, CowMap *map, BlockStages 
     cdef const char *value = batch.values + table.layout.value_width * row
     cdef int64_t stamp = stamp_on(batch, row, staged.entries[i])
     cdef uint32_t slot
-    if not may_replace_head(lane, table, map, staged, i, &log):
+    if not may_write_head(lane, table, map, staged, i, &log) or staged.buckets[i][0] != staged.refs[i]:
         return 0
     if batch.value_offsets != NULL:
         blob = blob_of_row(batch, lane, row)
@@ -850,16 +854,6 @@ cdef inline uint32_t replace(Batch *batch, Lane *lane, CowMap *map, BlockStages 
     elif blob != NULL:
         blob_drop(lane.core.blobs, blob)
     return slot
-
-
-cdef inline bint may_replace_head(Lane *lane, Table *table, CowMap *map, BlockStages *staged, uint32_t i,
-                                  Log **log) noexcept nogil:
-    """Return True if a row's entry still is the head of its chain, and `log` has room for `clone_head`."""
-    if map.primary.capacity != staged.primary_capacity or map.secondary.capacity != staged.secondary_capacity:
-        return False                     # as in `own_slot`
-    return (may_write_bucket(lane.core, map, staged.buckets[i], staged.hashes[i])
-            and staged.buckets[i][0] == staged.refs[i]
-            and record_log(lane, table, log) and log_reserve(lane.core.arena, log[0], 16))
 
 
 # --- any operation on any layout --------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.kernels.batch_kernels cimport Batch, namespace_at
 from statebackend._core.memory.arena cimport Blob, blob_data, unit_at
-from statebackend._core.memory.platform cimport hash_int, likely, prefetch, same_bytes, unlikely
+from statebackend._core.memory.platform cimport hash_int, likely, prefetch, prefetch_write, same_bytes, unlikely
 from statebackend._core.tables.cow_map cimport PAGE_BUCKETS, PAGE_SHIFT, CowMap, Entry, PageRef, Table, blob_hash
 from statebackend._core.tables.reductions cimport OP_GET, OP_READ, Operation
 
@@ -66,9 +66,14 @@ cdef inline void stage_rows(Batch *batch, CowMap *map, int64_t at, uint32_t n, O
         if likely(ref != 0):
             staged.buckets[i] = <uint32_t *>unit_at(extents, ref) + (index & (PAGE_BUCKETS - 1))
         prefetch(staged.buckets[i])
+        if op == OP_GET and width > 8 and batch.out != NULL:
+            prefetch_write(batch.out + width * (batch.first + rows[i]))
+            prefetch_write(batch.out + width * (batch.first + rows[i] + 1) - 1)
         if op != OP_GET and op != OP_READ:
             if batch.value_offsets == NULL:
                 prefetch(batch.values + width * (batch.first + rows[i]))
+                if width > 8:
+                    prefetch(batch.values + width * (batch.first + rows[i] + 1) - 1)
             else:
                 prefetch(batch.value_offsets + batch.first + rows[i])
             if batch.nulls != NULL:

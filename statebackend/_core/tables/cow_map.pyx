@@ -447,7 +447,7 @@ cdef bint keep_payload(Lane *lane, Table *table, CowMap *map, uint32_t slot, Rec
         return False
     room = log_take(log, width + 8)
     log.held += table.layout.value_kind != VALUE_FIXED
-    memcpy(room, payload_of(table, entry), table.layout.payload_width)
+    copy_bytes(room, payload_of(table, entry), table.layout.payload_width)
     (<uint64_t *>(room + width))[0] = trailer(op, table, map.group, slot)
     kept[0] = True
     return True

@@ -8,10 +8,10 @@ have their own writers, in `lists`.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memmove, memset
+from libc.string cimport memset
 
 from statebackend._core.memory.arena cimport Blob, blob_set, blob_takes
-from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.memory.platform cimport copy_bytes, likely, unlikely
 from statebackend._core.tables.cow_map cimport (
     VALUE_FIXED, CoreKey, CowMap, Entry, Lane, Table, entry_at, insert, keep_bytes, payload_of, payload_ref,
     set_value_version, slot_for_write, value_of, value_version)
@@ -51,7 +51,7 @@ cdef inline void put_value(Table *table, uint32_t slot, bint kept, const char *v
     elif table.layout.value_width == 8:
         (<uint64_t *>place)[0] = (<const uint64_t *>value)[0]
     else:
-        memmove(place, value, table.layout.value_width)
+        copy_bytes(place, value, table.layout.value_width)
     if table.layout.off_null:
         (<uint8_t *>entry + table.layout.off_null)[0] = value == NULL
 
