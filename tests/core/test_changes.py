@@ -197,6 +197,18 @@ def test_key_groups_are_read_together_in_order():
         assert view.rows(table, 0, 7).columns()["value"].min() == 0
 
 
+def test_rows_weigh_what_their_keys_texts_and_lists_hold():
+    core = StateCore()
+    texts = StateTable(core, key="bytes", value="bytes", max_parallelism=1)
+    lists = StateTable(core, value=("list", "bytes"), max_parallelism=1)
+    texts.put(b"key", b"seven b")
+    for text in (b"ab", b"", b"cde"):
+        lists.append(1, text)
+    with core.snapshot() as view:
+        assert view.rows(texts, 0, 0).weights().tolist() == [3 + 7]
+        assert view.rows(lists, 0, 0).weights().tolist() == [3 * 8 + 5]
+
+
 # --- how many keys were written and removed since a mark, without their rows ---
 
 
