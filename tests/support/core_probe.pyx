@@ -162,13 +162,17 @@ def dirty(CoreTable table not None, CoreMark mark not None):
 
 def rows_in(SnapshotView view not None, CoreTable table not None):
     """Return all rows of a snapshot as {(key, namespace): value}; lists as lists."""
-    cdef EntryRows rows = view.rows(table, table.table.first_group, table.table.first_group + table.table.n_maps - 1)
-    cdef uint64_t[::1] addresses = rows.addresses
+    cdef EntryRows rows
+    cdef uint64_t[::1] addresses
     cdef Py_ssize_t i
     cdef Entry *entry
+    cdef uint32_t first
     out = {}
     view.begin_reading()
     try:
+        first = table.table.first_group
+        rows = view.rows(table, first, first + table.table.n_maps - 1)
+        addresses = rows.addresses
         for i in range(addresses.shape[0]):
             entry = <Entry *><uintptr_t>addresses[i]
             out[key_object(table.table, entry), namespace_of(table.table, entry)] = load_at(table, entry)

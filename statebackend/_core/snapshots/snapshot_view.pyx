@@ -107,9 +107,10 @@ cdef class SnapshotView(Moment):
         """The number of entries that the table had in each of its key groups."""
         cdef uint32_t i
         cdef Directory *directory
-        cdef int64_t[::1] sizes = np.zeros(table.table.n_maps, dtype=np.int64)
-        self.begin_reading()
+        cdef int64_t[::1] sizes
+        self.begin_reading()             # first of all: after it, the table's memory is there
         try:
+            sizes = np.zeros(table.table.n_maps, dtype=np.int64)
             for i in range(table.table.n_maps):
                 directory = self._directory(table, table.table.first_group + i)
                 if directory != NULL:
