@@ -45,7 +45,7 @@ def test_checkpoints_go_anywhere(tmp_path: Path, backend: str, key_type: Any, rn
             assert len(held) > 100
             for other in BACKENDS:
                 assert restored(other, key_type, committed) == held
-            story.change(rng.randrange(60))
+            story.change(rng.randrange(10, 60))  # few are changes of nothing, which give no file
         kinds = [file.kind for file in committed.files.values()]
         assert kinds[0] == "base"
         assert kinds[1:] == ["delta"] * 4
