@@ -31,7 +31,7 @@ def times_of(keys: Int64Array) -> Int64Array:
 
 def register(keyed: Any, keys: list[int], times: list[int]) -> None:
     """The timed loop: a timer for each key."""
-    set_current_key, register_timer = keyed.set_current_key, keyed.timers.register
+    set_current_key, register_timer = keyed.set_current_key, keyed.timers.register_event_time_timer
     for key, at in zip(keys, times, strict=True):
         set_current_key(key)
         register_timer(at)
@@ -40,7 +40,7 @@ def register(keyed: Any, keys: list[int], times: list[int]) -> None:
 def move(keyed: Any, keys: list[int], times: list[int]) -> None:
     """The timed loop of a session timeout: each key's timer is deleted and registered later."""
     set_current_key, timers = keyed.set_current_key, keyed.timers
-    delete, register_timer = timers.delete, timers.register
+    delete, register_timer = timers.delete_event_time_timer, timers.register_event_time_timer
     for key, at in zip(keys, times, strict=True):
         set_current_key(key)
         delete(at)

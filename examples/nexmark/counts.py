@@ -63,7 +63,7 @@ class OverColumns(sb.BatchProcessFunction):
         keys = persons.take(pa.array(group[is_last]))
         after = pa.StructArray.from_arrays([pa.array(latest[is_last]), pa.array(nth[is_last])], ["last", "n"])
         self.bids.update_many(keys, after)
-        ctx.timers.register_many(keys, pc.add(after.field("last"), TTL))
+        ctx.timer_service().register_event_time_timers(keys, pc.add(after.field("last"), TTL))
         shown = batch.take(pa.array(order))
         return pa.record_batch({"seq": shown["seq"], "person": shown["person"], "nth": nth})
 

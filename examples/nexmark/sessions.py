@@ -33,7 +33,7 @@ class ByRow(sb.KeyedProcessFunction):
                 start, end, bids = min(start, other), max(end, its_end), bids + its_bids
                 self.sessions.remove(other)
         self.sessions.put(start, (end, bids))
-        ctx.timers.register(end)
+        ctx.timer_service().register_event_time_timer(end)
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
         for start, (end, bids) in list(self.sessions.items()):
@@ -75,7 +75,7 @@ class OverColumns(sb.BatchProcessFunction):
         keys = persons.take(pa.array(group[at_first]))
         self.sessions.clear_many(persons)
         self.sessions.add_many(keys, merged)
-        ctx.timers.register_many(keys, merged.field("end"))
+        ctx.timer_service().register_event_time_timers(keys, merged.field("end"))
 
     def on_timers(
         self, keys: pa.Array, timestamps: pa.Array, namespaces: Any, ctx: sb.FunctionContext

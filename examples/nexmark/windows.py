@@ -24,13 +24,13 @@ class ByRow(sb.KeyedProcessFunction):
         self.highest = ctx.get_reducing_state(sb.ReducingStateDescriptor("highest", "max", int))
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
-        ctx.namespace = window = sb.TimeWindow(row.window, row.window + SIZE)
+        ctx.current_namespace = window = sb.TimeWindow(row.window, row.window + SIZE)
         self.bids.add(1)
         self.highest.add(row.price)
-        ctx.timers.register(window.end)
+        ctx.timer_service().register_event_time_timer(window.end)
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
-        yield ctx.current_key, ctx.namespace.start, self.bids.get(), self.highest.get()
+        yield ctx.current_key, ctx.current_namespace.start, self.bids.get(), self.highest.get()
         self.bids.clear()
         self.highest.clear()
 
@@ -44,7 +44,7 @@ class OverColumns(sb.BatchProcessFunction):
         ones = pa.repeat(1, batch.num_rows)
         keys = self.bids.add_many(ctx.keys, ones, return_changed=True).keys
         self.highest.add_many(ctx.keys, batch["price"])
-        ctx.timers.register_many(keys, pa.compute.add(keys.field("window"), SIZE))
+        ctx.timer_service().register_event_time_timers(keys, pa.compute.add(keys.field("window"), SIZE))
 
     def on_timers(
         self, keys: pa.Array, timestamps: pa.Array, namespaces: Any, ctx: sb.FunctionContext

@@ -31,7 +31,7 @@ class ByRow(sb.KeyedProcessFunction):
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
         if row.kind == "auction":
             self.expires.update(row.expires)
-            ctx.timers.register(row.expires)
+            ctx.timer_service().register_event_time_timer(row.expires)
             for bid in self.early:
                 self.offer(bid, row.expires)
             self.early.clear()
@@ -40,7 +40,7 @@ class ByRow(sb.KeyedProcessFunction):
         expires = self.expires.value()
         if expires is None:
             self.early.add(bid)
-            ctx.timers.register(row.at + 1)
+            ctx.timer_service().register_event_time_timer(row.at + 1)
         else:
             self.offer(bid, expires)
 
@@ -71,7 +71,7 @@ class OverColumns(sb.BatchProcessFunction):
         is_auction = pc.equal(batch["kind"], "auction")
         auctions, expires = ctx.keys.filter(is_auction), batch["expires"].filter(is_auction)
         self.expires.update_many(auctions, expires)
-        ctx.timers.register_many(auctions, expires)
+        ctx.timer_service().register_event_time_timers(auctions, expires)
         early, owner = elements(self.early.get_many(auctions))
         early_keys = auctions.take(pa.array(owner))
         self.early.clear_many(auctions)
@@ -82,7 +82,7 @@ class OverColumns(sb.BatchProcessFunction):
         is_early = self.expires.get_many(keys).is_null()
         waiting, wait_keys = bids.filter(is_early), keys.filter(is_early)
         self.early.add_many(wait_keys, waiting)
-        ctx.timers.register_many(wait_keys, pc.add(waiting.field("at"), 1))
+        ctx.timer_service().register_event_time_timers(wait_keys, pc.add(waiting.field("at"), 1))
         in_time = pc.invert(is_early)
         self.offer(
             pa.concat_arrays([keys.filter(in_time), early_keys]),

@@ -42,7 +42,7 @@ class Fraud(sb.KeyedProcessFunction):
 
     def open(self, ctx: sb.FunctionContext) -> None:
         self.spent = ctx.get_map_state(sb.MapStateDescriptor("spent", str, int))
-        self.rules = ctx.operator_state_store.get_broadcast_state(sb.MapStateDescriptor("rules", str, int))
+        self.rules = ctx.operator_backend.get_broadcast_state(sb.MapStateDescriptor("rules", str, int))
 
     def process_broadcast(self, row: Any, ctx: sb.FunctionContext) -> None:
         self.rules.put(row.rule, row.value)

@@ -52,17 +52,17 @@ class Sessions(sb.KeyedProcessFunction):
         if last is None:
             self.start.update(at)
         else:
-            ctx.timers.delete(last + GAP)
+            ctx.timer_service().delete_event_time_timer(last + GAP)
         self.pages.add(row.page)
         self.last.update(at)
-        ctx.timers.register(at + GAP)
+        ctx.timer_service().register_event_time_timer(at + GAP)
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Session]:
         yield self.end(ctx)
 
     def end(self, ctx: sb.FunctionContext) -> Session:
         session = (ctx.current_key, self.start.value(), self.last.value(), self.pages.get())
-        ctx.timers.delete(session[2] + GAP)
+        ctx.timer_service().delete_event_time_timer(session[2] + GAP)
         for state in (self.pages, self.start, self.last):
             state.clear()
         return session

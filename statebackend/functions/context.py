@@ -53,36 +53,30 @@ class NoEventTime:
 
 
 class ProcessingTimers:
-    """The timers of a job without event time."""
-
-    __slots__ = ("_timers",)
+    """The timers of a job without event time: those in processing time, as the backend has them."""
 
     def __init__(self, timers: Timers) -> None:
-        self._timers = timers
+        for name in _IN_PROCESSING_TIME:
+            setattr(self, name, getattr(timers, name))
 
-    def register(self, timestamp: int, domain: str = "event") -> None:
-        self._of(domain).register(timestamp, domain)
+    def current_watermark(self) -> None:
+        """None: no row tells the time."""
 
-    def delete(self, timestamp: int, domain: str = "event") -> None:
-        self._of(domain).delete(timestamp, domain)
+    def _refuse(self, *_arguments: Any, **_named: Any) -> NoReturn:
+        raise no_event_time("a timer in event time", hint=", or use a timer in processing time")
 
-    def pending(self, domain: str = "event") -> list[int]:
-        return self._of(domain).pending(domain)
+    register_event_time_timer = delete_event_time_timer = pending_event_time_timers = _refuse
+    register_event_time_timers = delete_event_time_timers = _refuse
 
-    def register_many(
-        self, keys: Any, timestamps: Any, domain: str = "event", *, namespaces: Any = None
-    ) -> None:
-        self._of(domain).register_many(keys, timestamps, domain, namespaces=namespaces)
 
-    def delete_many(
-        self, keys: Any, timestamps: Any, domain: str = "event", *, namespaces: Any = None
-    ) -> None:
-        self._of(domain).delete_many(keys, timestamps, domain, namespaces=namespaces)
-
-    def _of(self, domain: str) -> Timers:
-        if domain == "event":
-            raise no_event_time("a timer in event time", hint=", or write register(ts, 'processing')")
-        return self._timers
+_IN_PROCESSING_TIME = (
+    "register_processing_time_timer",
+    "register_processing_time_timers",
+    "delete_processing_time_timer",
+    "delete_processing_time_timers",
+    "pending_processing_time_timers",
+    "current_processing_time",
+)
 
 
 def no_output(name: object, outputs: Collection[str]) -> UsageError:
@@ -115,25 +109,26 @@ class FunctionContext(StateGetters):
         "_outputs",
         "_timers",
         "batch_id",
-        "keyed_state_store",
+        "keyed_backend",
         "metrics",
         "now",
-        "operator_state_store",
+        "operator_backend",
+        "time_domain",
         "watermark",
     )
 
     def __init__(
         self,
-        keyed_state_store: KeyedStateBackend,
-        operator_state_store: OperatorStateBackend,
+        keyed_backend: KeyedStateBackend,
+        operator_backend: OperatorStateBackend,
         metrics: Metrics,
         *,
         has_event_time: bool = True,
     ) -> None:
         #: The keyed backend itself, for namespaces, enumeration, `apply_to_all_keys`.
-        self.keyed_state_store = keyed_state_store
+        self.keyed_backend = keyed_backend
         #: Provides list and broadcast states.
-        self.operator_state_store = operator_state_store
+        self.operator_backend = operator_backend
         #: The function's own counters.
         self.metrics = metrics
         #: The time of the batch by the clock, in milliseconds; it stands still while a batch runs.
@@ -141,6 +136,8 @@ class FunctionContext(StateGetters):
         #: With ``event_time=``, the watermark before the batch: rows that are older are late. None before any row.
         #: For a timer in event time, the watermark that fires it, which is never below the timer's time.
         self.watermark: int | None = None
+        #: In ``on_timer`` and ``on_timers``, ``"event"`` or ``"processing"``: the time of the timer. None elsewhere.
+        self.time_domain: str | None = None
         #: The id of the running batch.
         self.batch_id: int = 0
         #: What is at hand between rows and timers, and for every row of a job without event time.
@@ -152,11 +149,13 @@ class FunctionContext(StateGetters):
         self._outputs: Mapping[str, Output] | None = None
         self._descriptors: dict[str, StateDescriptor] = {}
         self._has_event_time = has_event_time
-        self._timers: Timers | ProcessingTimers | None = None
+        self._timers: Any = keyed_backend.timers if keyed_backend.has_timers else None
+        if self._timers is not None and not has_event_time:
+            self._timers = ProcessingTimers(self._timers)
 
     # Without a frame of Python's own: functions ask for every row.
     current_key: Any = property(
-        attrgetter("keyed_state_store.current_key"),
+        attrgetter("keyed_backend.current_key"),
         doc="""The key of the row or of the timer; `UsageError` if there is none, as for broadcast rows.
 
         >>> from statebackend.backends import create_backend
@@ -181,7 +180,7 @@ class FunctionContext(StateGetters):
     )
 
     @property
-    def namespace(self) -> Any:
+    def current_namespace(self) -> Any:
         """The current namespace, which you may set; in ``on_timer``, the timer's.
 
         It holds until it is set again, or the batch ends.
@@ -190,15 +189,15 @@ class FunctionContext(StateGetters):
         >>> keyed = create_backend("reference").create_keyed_backend(str)
         >>> from statebackend.keys import TimeWindow
         >>> ctx = FunctionContext(keyed, OperatorStateBackend(), Metrics())
-        >>> ctx.namespace = TimeWindow.of(65_000, 60_000)
-        >>> ctx.namespace
+        >>> ctx.current_namespace = TimeWindow.of(65_000, 60_000)
+        >>> ctx.current_namespace
         TimeWindow(start=60000, end=120000)
         """
-        return self.keyed_state_store.current_namespace
+        return self.keyed_backend.current_namespace
 
-    @namespace.setter
-    def namespace(self, namespace: Any) -> None:
-        self.keyed_state_store.set_current_namespace(namespace)
+    @current_namespace.setter
+    def current_namespace(self, namespace: Any) -> None:
+        self.keyed_backend.set_current_namespace(namespace)
 
     @property
     def keys(self) -> pa.Array:
@@ -210,18 +209,22 @@ class FunctionContext(StateGetters):
             )
         return self._keys
 
-    @property
-    def timers(self) -> Timers | ProcessingTimers:
-        """The timers of the current key: ``register(ts, domain)``, ``delete(ts)``, ``pending()``.
+    def timer_service(self) -> Timers:
+        """The timers of the current key, and of columns of keys, with PyFlink's names. O(1).
 
-        ``register_many(keys, timestamps)`` and ``delete_many`` do so for columns. Timers that are due fire after the
-        rows of the batch, through ``on_timer`` or ``on_timers``: those in event time by the watermark after it. A job
-        without ``event_time=`` has processing time only.
+        You may keep it. A timer that is due fires through ``on_timer`` or ``on_timers``: in processing time after the
+        rows of the batch, in event time as `EventTime` says. A job without ``event_time=`` has processing time only.
+
+        >>> from statebackend.backends import create_backend
+        >>> keyed = create_backend("reference").create_keyed_backend(str)
+        >>> keyed.set_current_key("ann")
+        >>> timers = FunctionContext(keyed, OperatorStateBackend(), Metrics()).timer_service()
+        >>> timers.register_event_time_timer(60_000)
+        >>> timers.pending_event_time_timers()
+        [60000]
         """
-        if self._timers is None:
-            timers = self.keyed_state_store.timers
-            self._timers = timers if self._has_event_time else ProcessingTimers(timers)
-        return self._timers
+        timers: Timers = self.keyed_backend.timers if self._timers is None else self._timers
+        return timers
 
     def output(self, name: str, row: Any) -> None:
         """Give a row to the output of this name, of those that the job's ``schema`` names. O(1).
@@ -259,14 +262,14 @@ class FunctionContext(StateGetters):
         if config is not None and config.ttl_time_characteristic is event_time:
             if not self._has_event_time:
                 raise no_event_time("a time to live in event time", detail=f"state {descriptor.name!r}")
-            if not overrides(self.keyed_state_store, "begin", "set_event_time"):
+            if not overrides(self.keyed_backend, "begin", "set_event_time"):
                 raise UsageError(
-                    f"{type(self.keyed_state_store).__name__} has no time of rows: state would expire by the clock",
+                    f"{type(self.keyed_backend).__name__} has no time of rows: state would expire by the clock",
                     code="USAGE.NOT_AVAILABLE",
                     detail=f"state {descriptor.name!r}",
                     hint="use a backend that overrides begin and set_event_time",
                 )
-        state = self.keyed_state_store.get_state(descriptor)
+        state = self.keyed_backend.get_state(descriptor)
         self._descriptors[descriptor.name] = descriptor
         return state
 
@@ -294,7 +297,7 @@ class FunctionContext(StateGetters):
                 detail=f"{name!r}; asked for: {', '.join(map(repr, self._descriptors)) or 'none'}",
                 hint="ask for it with its descriptor first; or drop it with sb.tools.drop_state",
             )
-        self.keyed_state_store._clear_state(descriptor)
+        self.keyed_backend._clear_state(descriptor)
 
 
 _LEAST, _MOST = -(2**63), 2**63 - 1

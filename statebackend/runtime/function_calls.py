@@ -310,19 +310,20 @@ class BatchCalls(FunctionCalls):
         """Only time goes on: a harness gives whole batches to such a function."""
 
     def fire(self, domain: str, until: int) -> None:
-        context = self.context
-        before = context.watermark
+        context, timers, before = self.context, self.keyed.timers, self.context.watermark
+        context.time_domain = domain
         if self.job.event_time is not None and domain == EVENT:
-            context.watermark = until if before is None else max(before, until)
+            context.watermark = timers._watermark = until if before is None else max(before, until)
         while True:
             self.forget_key()
-            due = self.keyed.timers.take_due(until, domain, most=_TIMERS)
+            due = timers.take_due(until, domain, most=_TIMERS)
             if not len(due.timestamps):
                 break
             self.given.add_batches(
                 self._function.on_timers(due.keys, due.timestamps, due.namespaces, context)
             )
-        context.watermark = before
+        context.time_domain, context.watermark = None, before
+        timers._watermark = before
 
 
 #: Rows come in parts of this many.
@@ -356,17 +357,19 @@ class _KeyedCalls(FunctionCalls):
         In event time, states go by the time of the timer meanwhile, and the watermark is the one that fires it: a timer
         that is registered for later than that is not due yet.
         """
-        context = self.context
-        has_event_time, before = self.job.event_time is not None and domain == EVENT, context.watermark
+        context, timers, before = self.context, self.keyed.timers, self.context.watermark
+        has_event_time = self.job.event_time is not None and domain == EVENT
+        context.time_domain = domain
         if has_event_time:
-            context.watermark = until if before is None else max(before, until)
-        for timestamp in self.keyed.timers.due(until, domain):
+            context.watermark = timers._watermark = until if before is None else max(before, until)
+        for timestamp in timers.due(until, domain):
             if has_event_time:
                 context._at = BatchPosition(timestamp)
                 self.keyed.set_event_time(timestamp)
             self.given.add(self._on_timer(timestamp, context))
+        context.time_domain = None
         if has_event_time:
-            context.watermark = before
+            context.watermark = timers._watermark = before
             self.leave_rows()
 
 

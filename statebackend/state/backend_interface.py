@@ -332,7 +332,7 @@ class KeyedStateBackend(StateGetters, ABC):
 
     @property
     def timers(self) -> Timers:
-        """The timers of all keys; `register`, `delete` and `pending` work on the current key and namespace."""
+        """The timers of all keys; methods for a single timer work on the current key and namespace."""
         raise UsageError(f"{type(self).__name__} has no timers", code="USAGE.NOT_AVAILABLE")
 
     @abstractmethod

@@ -368,6 +368,8 @@ class BaseKeyedStateBackend(KeyedStateBackend):
             cleaned, event_now = _event_time(before), _event_time(after)
             self._watermark = after
             self._event_cleaned, self._event_now = cleaned, event_now
+            if self._timers is not None:
+                self._timers._watermark = before
         self._fixed_now = fixed
         if fixed is not None:
             self._worked_at = fixed

@@ -9,7 +9,7 @@ the order of their encoded namespaces.
 >>> keyed = create_backend("reference").create_keyed_backend(str)
 >>> for user, at in (("bob", 20), ("ann", 20), ("ann", 10), ("ann", 30)):
 ...     keyed.set_current_key(user)
-...     keyed.timers.register(at)
+...     keyed.timers.register_event_time_timer(at)
 >>> [(at, keyed.current_key) for at in keyed.timers.due(20)]
 [(10, 'ann'), (20, 'ann'), (20, 'bob')]
 """
@@ -43,7 +43,7 @@ def checked_domain(domain: Any) -> str:
     """The domain itself; refuses anything else."""
     if domain in DOMAINS:
         return str(domain)
-    raise UsageError("the domain of a timer is 'event' or 'processing'", hint="register(ts, 'processing')")
+    raise UsageError("the domain of a timer is 'event' or 'processing'", hint="timers.due(now, 'processing')")
 
 
 def checked_time(timestamp: Any) -> int:
@@ -116,6 +116,9 @@ class Timers(ABC):
     Marks journal them, and they belong to key groups, like state. `clear_key` leaves them alone.
     """
 
+    #: The watermark that the batch began with, or that fires the timers of this moment.
+    _watermark: int | None = None
+
     def __init__(self, backend: Any) -> None:
         self._backend = backend
 
@@ -127,6 +130,14 @@ class Timers(ABC):
     @abstractmethod
     def _register(self, timestamp: int, domain: str) -> None:
         """Register a timer of the current key and namespace."""
+
+    @abstractmethod
+    def _delete(self, timestamp: int, domain: str) -> None:
+        """Delete a timer of the current key and namespace; do nothing if there is none."""
+
+    @abstractmethod
+    def _pending(self, domain: str) -> list[int]:
+        """The times at which the current key has timers in the current namespace, in order."""
 
     def _take_due(self, now: int, domain: str) -> int | None:
         """Remove the first timer that is due and make its key and namespace current; return its time, or None.
@@ -153,21 +164,45 @@ class Timers(ABC):
 
     # --- the current key and namespace ---
 
-    def register(self, timestamp: int, domain: str = "event") -> None:
+    def register_event_time_timer(self, timestamp: int) -> None:
         """Register a timer of the current key and namespace, in milliseconds. O(log timers).
 
         An existing timer stays as it is. A time that has passed is due at once: the timer fires with the next timers
         that do.
         """
-        self._register(checked_time(timestamp), checked_domain(domain))
+        self._register(checked_time(timestamp), "event")
 
-    @abstractmethod
-    def delete(self, timestamp: int, domain: str = "event") -> None:
+    def register_processing_time_timer(self, timestamp: int) -> None:
+        """The same for a timer that is due by the clock. O(log timers)."""
+        self._register(checked_time(timestamp), "processing")
+
+    def delete_event_time_timer(self, timestamp: int) -> None:
         """Delete a timer of the current key and namespace; do nothing if there is none. O(log timers)."""
+        self._delete(checked_time(timestamp), "event")
 
-    @abstractmethod
-    def pending(self, domain: str = "event") -> list[int]:
+    def delete_processing_time_timer(self, timestamp: int) -> None:
+        """The same for a timer that is due by the clock. O(log timers)."""
+        self._delete(checked_time(timestamp), "processing")
+
+    def pending_event_time_timers(self) -> list[int]:
         """The times at which the current key has timers in the current namespace, in order."""
+        return self._pending("event")
+
+    def pending_processing_time_timers(self) -> list[int]:
+        """The same for timers that are due by the clock."""
+        return self._pending("processing")
+
+    # --- time ---
+
+    def current_watermark(self) -> int | None:
+        """The watermark: the one before the batch, or in ``on_timer`` the one that fires the timer. None before any."""
+        return self._watermark
+
+    def current_processing_time(self) -> int:
+        """The time of the batch by the clock, in milliseconds; between batches, that of the clock."""
+        self._backend._check_open()
+        now: int = self._backend._time()
+        return now
 
     # --- all keys ---
 
@@ -184,17 +219,21 @@ class Timers(ABC):
 
     # --- columns ---
 
-    def register_many(
-        self, keys: Any, timestamps: Any, domain: str = "event", *, namespaces: Any = None
-    ) -> None:
-        """`register` for each row, in its namespace, else in the current one. Atomic. O(n log timers)."""
-        self._change_many(keys, timestamps, checked_domain(domain), namespaces, True)
+    def register_event_time_timers(self, keys: Any, timestamps: Any, namespaces: Any = None) -> None:
+        """Register a timer for each row, in its namespace, else in the current one. Atomic. O(n log timers)."""
+        self._change_many(keys, timestamps, "event", namespaces, True)
 
-    def delete_many(
-        self, keys: Any, timestamps: Any, domain: str = "event", *, namespaces: Any = None
-    ) -> None:
-        """`delete` for each row, in its namespace, else in the current one. Atomic. O(n log timers)."""
-        self._change_many(keys, timestamps, checked_domain(domain), namespaces, False)
+    def register_processing_time_timers(self, keys: Any, timestamps: Any, namespaces: Any = None) -> None:
+        """The same for timers that are due by the clock. Atomic. O(n log timers)."""
+        self._change_many(keys, timestamps, "processing", namespaces, True)
+
+    def delete_event_time_timers(self, keys: Any, timestamps: Any, namespaces: Any = None) -> None:
+        """Delete the timer of each row, in its namespace, else in the current one. Atomic. O(n log timers)."""
+        self._change_many(keys, timestamps, "event", namespaces, False)
+
+    def delete_processing_time_timers(self, keys: Any, timestamps: Any, namespaces: Any = None) -> None:
+        """The same for timers that are due by the clock. Atomic. O(n log timers)."""
+        self._change_many(keys, timestamps, "processing", namespaces, False)
 
     def _change_many(self, keys: Any, timestamps: Any, domain: str, namespaces: Any, registers: bool) -> None:
         backend = self._backend
@@ -203,7 +242,7 @@ class Timers(ABC):
         times = timestamp_column(timestamps)
         spaces = None if namespaces is None else namespace_column(namespaces)
         check_lengths(column, times, *(() if spaces is None else (spaces.numbers,)))
-        change = partial(self.register if registers else self.delete, domain=domain)
+        change = partial(self._register if registers else self._delete, domain=domain)
         names = None if spaces is None else [spaces.distinct[number] for number in spaces.numbers.tolist()]
         with backend._vectorised_call(column.canonical):
             backend._call_each(list(column), names, None, change, [times.tolist()], None)

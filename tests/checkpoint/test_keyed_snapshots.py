@@ -202,7 +202,7 @@ def test_states_are_of_the_moment(tmp_path: Path, backend: str, monkeypatch: pyt
             keyed.get_state(sb.ValueStateDescriptor("count", int, default=99)).update_many([3], [-1])
             keyed.get_state(sb.ValueStateDescriptor("carried", "bigint")).update_many([1], [1 << 40])
             keyed.set_current_key(1)
-            keyed.timers.register(5)
+            keyed.timers.register_event_time_timer(5)
             keyed.set_current_namespace("later")
             count.update(-5)
             go.set()
@@ -251,7 +251,7 @@ def test_the_next_snapshot_knows_what_became_of_states(tmp_path: Path) -> None:
         keyed.set_current_namespace(7)
         count.update(2)
         assert taken() == {"count": [(1, 7), (1, sb.VOID)], "timers": []}
-        keyed.timers.register(5)
+        keyed.timers.register_event_time_timer(5)
         assert taken() == {"count": [(1, 7), (1, sb.VOID)], "timers": [5]}
         asked["seen"] = sb.MapStateDescriptor("seen", int, int)
         keyed.set_current_namespace(sb.VOID)

@@ -191,7 +191,7 @@ def stored(folder: Path) -> Checkpoint:
         keyed.set_current_key(1)
         for name in reversed(NAMES):
             keyed.get_value_state(descriptor(name)).update(1)
-        keyed.timers.register(5)
+        keyed.timers.register_event_time_timer(5)
         operator = reference.create_operator_backend()
         operator.get_list_state(sb.ListStateDescriptor("offsets", int)).add(1)
         operator.get_union_list_state(sb.ListStateDescriptor("every", int)).add(1)

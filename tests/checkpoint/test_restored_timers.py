@@ -26,10 +26,8 @@ def change(keyed: Any, rng: random.Random, keys: list[Any], spaces: list[Any], c
         keyed.set_current_key(rng.choice(keys))
         keyed.set_current_namespace(rng.choice(spaces))
         domain, time = rng.choice(["event", "processing"]), rng.randrange(-30, 60)
-        if rng.random() < 0.7:
-            keyed.timers.register(time, domain)
-        else:
-            keyed.timers.delete(time, domain)
+        verb = "register" if rng.random() < 0.7 else "delete"
+        getattr(keyed.timers, f"{verb}_{domain}_time_timer")(time)
     keyed.timers.take_due(rng.randrange(-30, -20), "event")
 
 
@@ -122,7 +120,7 @@ def test_what_a_file_clears_is_gone(read_by: str) -> None:
 
 def test_many_timers_come_as_files_of_the_database(tmp_path: Path) -> None:
     heap = sb.create_backend("heap").create_keyed_backend(int, max_parallelism=GROUPS)
-    heap.timers.register_many(list(range(30_000)), list(range(30_000)))
+    heap.timers.register_event_time_timers(list(range(30_000)), list(range(30_000)))
     with heap, sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=GROUPS) as store:
         stored = store.commit(0, [heap.snapshot(0, store).result()])
         with sb.create_backend("rocksdb").create_keyed_backend(

@@ -32,7 +32,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     with store, create("reference", clock=ManualClock(BATCH)) as keyed:
         keyed.set_current_key(1)
         keyed.get_value_state(COUNT).update(7)
-        keyed.timers.register(BATCH + 5)
+        keyed.timers.register_event_time_timer(BATCH + 5)
         if request.param == "savepoint":
             return keyed.savepoint(tmp_path / "stored")
         return store.commit(0, [keyed.snapshot(0, store).result()])

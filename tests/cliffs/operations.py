@@ -175,9 +175,35 @@ def timers(call: Callable[[Any, World, int], Any]) -> Call:
     return row
 
 
+def _of_domain(domain: str) -> dict[str, Call]:
+    def on(verb: str, timers: Any, *arguments: Any) -> None:
+        getattr(timers, f"{verb}_{domain}_time_{'timers' if len(arguments) != 1 else 'timer'}")(*arguments)
+
+    def register(t: Any, w: World, n: int) -> None:
+        on("register", t, 2_000_000 + n % 16)
+
+    def register_many(t: Any, w: World, n: int) -> None:
+        on("register", t, [COLD], [2_000_000 + n % 16])
+
+    calls = {
+        f"register_{domain}_time_timer": register,
+        f"delete_{domain}_time_timer": lambda t, w, n: (
+            register(t, w, n),
+            on("delete", t, 2_000_000 + n % 16),
+        ),
+        f"pending_{domain}_time_timers": lambda t, w, n: on("pending", t),
+        f"register_{domain}_time_timers": register_many,
+        f"delete_{domain}_time_timers": lambda t, w, n: (
+            register_many(t, w, n),
+            on("delete", t, [COLD], [2_000_000 + n % 16]),
+        ),
+    }
+    return {name: timers(call) for name, call in calls.items()}
+
+
 def _load(timers: Any, world: World, number: int) -> None:
     if not hasattr(world, "timer_rows"):
-        timers.register(3_000_000)
+        timers.register_event_time_timer(3_000_000)
         world.timer_rows = [row for row in timers.rows() if row.timestamp == 3_000_000]
     timers.load(world.timer_rows)
 
@@ -282,15 +308,12 @@ OPERATIONS: dict[str, dict[str, Call]] = {
         "counts": keyed(lambda k, w, n: k.counts()),
     },
     "timers": {
-        "register": timers(lambda t, w, n: t.register(2_000_000 + n % 16)),
-        "delete": timers(lambda t, w, n: (t.register(at := 2_000_000 + n % 16), t.delete(at))),
-        "pending": timers(lambda t, w, n: t.pending()),
-        "due": timers(lambda t, w, n: (t.register(5), through(t.due(10)))),
-        "register_many": timers(lambda t, w, n: t.register_many([COLD], [2_000_000 + n % 16])),
-        "delete_many": timers(
-            lambda t, w, n: (t.register(at := 2_000_000 + n % 16), t.delete_many([COLD], [at]))
-        ),
-        "take_due": timers(lambda t, w, n: (t.register(5), t.take_due(10))),
+        **_of_domain("event"),
+        **_of_domain("processing"),
+        "current_watermark": timers(lambda t, w, n: t.current_watermark()),
+        "current_processing_time": timers(lambda t, w, n: t.current_processing_time()),
+        "due": timers(lambda t, w, n: (t.register_event_time_timer(5), through(t.due(10)))),
+        "take_due": timers(lambda t, w, n: (t.register_event_time_timer(5), t.take_due(10))),
         "next_due": timers(lambda t, w, n: t.next_due()),
         "count": timers(lambda t, w, n: t.count()),
         "fired": timers(lambda t, w, n: t.fired),

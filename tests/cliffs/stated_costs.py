@@ -53,7 +53,7 @@ ACCESS_TO_ONE = ACCESS._replace(bound=6.0)
 IDLE = Stated(
     "time.md", "in `advance`, for what has expired, and one look at everything in each time to live"
 )
-PENDING = Stated("time.md", "| `pending` | O(n log n) in the timers of the key and namespace |")
+PENDING = Stated("time.md", "| `pending_..._timers` | O(n log n) in the timers of the key and namespace |")
 ROWS = Stated("time.md", "| `rows`, `load` | O(n log n) in the timers |")
 CLOSE = Stated(
     "backends.md", "to what is there, and to what calls have removed and later ones have not freed yet."
@@ -92,7 +92,7 @@ DOCUMENTED: dict[tuple[str, str, str], Stated] = {
     **dict.fromkeys(
         _cells("factory", "create_keyed_backend", "keys", "namespaces", "timers", LENGTH, *EXPIRED), RESTORE
     ),
-    ("timers", "pending", "timers"): PENDING,
+    ("timers", "pending_event_time_timers", "timers"): PENDING,
     ("timers", "rows", "timers"): ROWS,
     **dict.fromkeys(
         _cells(

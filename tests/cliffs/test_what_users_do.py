@@ -404,7 +404,7 @@ def test_restoring_a_row_in_a_namespace_of_its_own_takes_little_longer_than_one_
         keyed, keys = make(), np.arange(count)
         columns = {"namespaces": keys % namespaces}
         if declared is None:
-            keyed.timers.register_many(keys, keys, **columns)
+            keyed.timers.register_event_time_timers(keys, keys, **columns)
         else:
             state = keyed.get_state(declared)
             if kind == "map":

@@ -310,7 +310,7 @@ def _timers(world: World, count: int) -> None:
     world.base()
     for number in range(count):
         world.keyed.set_current_key(number % len(KEYS))
-        world.keyed.timers.register(1_000_000 + number)
+        world.keyed.timers.register_event_time_timer(1_000_000 + number)
     world.keyed.set_current_key(HOT)
     world.live += count
 
@@ -319,7 +319,7 @@ def _timers_deleted(world: World, count: int) -> None:
     _timers(world, count)
     for number in range(count):
         world.keyed.set_current_key(number % len(KEYS))
-        world.keyed.timers.delete(1_000_000 + number)
+        world.keyed.timers.delete_event_time_timer(1_000_000 + number)
     world.keyed.set_current_key(HOT)
     world.live -= count
 

@@ -28,7 +28,7 @@ class Totals(sb.KeyedProcessFunction):
 
     def open(self, ctx: sb.FunctionContext) -> None:
         self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "sum", int))
-        self.rules = ctx.operator_state_store.get_broadcast_state(sb.MapStateDescriptor("rules", str, int))
+        self.rules = ctx.operator_backend.get_broadcast_state(sb.MapStateDescriptor("rules", str, int))
 
     def process_broadcast(self, row: Any, ctx: sb.FunctionContext) -> None:
         # The order of rules matters, and so does that all of them are there before any other row.
@@ -46,7 +46,7 @@ class Fussy(Totals):
     """Some rows fail, after they have changed state, given rows out and registered a timer."""
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
-        ctx.timers.register(ctx.now + row.n, "processing")
+        ctx.timer_service().register_processing_time_timer(ctx.now + row.n)
         yield from super().process_element(row, ctx)
         if row.n % 7 == 3:
             raise ValueError("three of seven")
@@ -76,8 +76,8 @@ class Timed(sb.KeyedProcessFunction):
         self.recent[row.n % 5] = row.seq
         self.rows.add(row.seq)
         if ctx.timestamp is not None:
-            ctx.timers.register(ctx.timestamp + 100)
-        ctx.timers.register(ctx.now + 10 * row.n, "processing")
+            ctx.timer_service().register_event_time_timer(ctx.timestamp + 100)
+        ctx.timer_service().register_processing_time_timer(ctx.now + 10 * row.n)
         yield repr(ctx.current_key), row.seq, self.seen.value(), len(list(self.recent.items()))
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
@@ -108,7 +108,7 @@ class Sums(sb.BatchProcessFunction):
     def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> pa.RecordBatch:
         keys, sums, _ = self.sum.add_many(ctx.keys, batch["n"], return_changed=True)
         due = pa.array([ctx.now + 30] * len(keys), pa.int64())
-        ctx.timers.register_many(keys, due, "processing")
+        ctx.timer_service().register_processing_time_timers(keys, due)
         return pa.record_batch({"key": pa.array([repr(each) for each in keys.to_pylist()]), "sum": sums})
 
     def on_timers(

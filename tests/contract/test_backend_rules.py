@@ -289,7 +289,7 @@ def test_a_clock_that_gives_no_milliseconds_is_refused(make_keyed: MakeKeyed, an
     state = keyed.get_value_state(sb.ValueStateDescriptor("s", int).enable_time_to_live(config))
     keyed.set_current_key(1)
     state.update(7)
-    keyed.timers.register(1)
+    keyed.timers.register_event_time_timer(1)
     clock.answer = answer
     calls: list[Callable[[], Any]] = [
         lambda: keyed.set_current_key(2),
@@ -303,7 +303,7 @@ def test_a_clock_that_gives_no_milliseconds_is_refused(make_keyed: MakeKeyed, an
             call()
     clock.answer = 14
     assert keyed.current_key == 1
-    assert keyed.timers.pending() == [1]
+    assert keyed.timers.pending_event_time_timers() == [1]
     keyed.set_current_key(1)
     assert state.value() == 7
 

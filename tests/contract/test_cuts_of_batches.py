@@ -312,7 +312,7 @@ class Run:
         self.keyed.set_current_namespace(sb.VOID)
         for time, key in registered:
             self.keyed.set_current_key(key)
-            self.keyed.timers.register(time)
+            self.keyed.timers.register_event_time_timer(time)
         seen = []
         for time in self.keyed.timers.due(until):
             self.keyed.set_event_time(time)

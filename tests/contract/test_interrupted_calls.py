@@ -53,7 +53,7 @@ def contents(keyed: Any) -> list[Any]:
         dict(keyed.get_state(MAP).items()),
         list(keyed.get_state(LIST).get() or ()),
         keyed.get_state(VALUE).get_many(list(ROWS)).to_pylist(),
-        keyed.timers.pending(),
+        keyed.timers.pending_event_time_timers(),
         keyed.timers.count(),
     ]
 
@@ -61,7 +61,7 @@ def contents(keyed: Any) -> list[Any]:
 def fill(keyed: Any) -> None:
     keyed.get_state(MAP).put_all({7: 7, 8: 8})
     keyed.get_state(LIST).add_all([1, 2])
-    keyed.timers.register(5)
+    keyed.timers.register_event_time_timer(5)
 
 
 CALLS: dict[str, Callable[[Any], object]] = {
@@ -70,8 +70,8 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "update_many": lambda keyed: keyed.get_state(VALUE).update_many(list(ROWS), list(ROWS)),
     "put_many": lambda keyed: keyed.get_state(MAP).put_many([1] * 5, list(ROWS), list(ROWS)),
     "clear": lambda keyed: keyed.get_state(MAP).clear(),
-    "register": lambda keyed: keyed.timers.register(9),
-    "delete": lambda keyed: keyed.timers.delete(5),
+    "register": lambda keyed: keyed.timers.register_event_time_timer(9),
+    "delete": lambda keyed: keyed.timers.delete_event_time_timer(5),
     "merge": lambda keyed: keyed.merge_namespaces(LIST, sb.VOID, [1]),
 }
 
@@ -123,6 +123,6 @@ def restore(keyed: Any, before: list[Any]) -> None:
         keyed.set_current_key(key)
         keyed.get_state(VALUE).update(value)
     keyed.set_current_key(1)
-    keyed.timers.delete(9)
-    keyed.timers.register(5)
+    keyed.timers.delete_event_time_timer(9)
+    keyed.timers.register_event_time_timer(5)
     assert contents(keyed) == before

@@ -126,7 +126,7 @@ class Case:
                 if key != 1 or not is_new:
                     self.go(key, space)
                     self.fill(10 * key)
-                    self.keyed.timers.register(key)
+                    self.keyed.timers.register_event_time_timer(key)
         self.go(1, sb.VOID)
 
     def descriptor(self, form: str) -> Any:
@@ -286,7 +286,7 @@ WHOLE: dict[str, Callable[[Case], Any]] = {
     "rollback": lambda c: c.keyed.rollback(c.newest),
     "release": lambda c: c.keyed.release(c.newest),
     "clear_key": lambda c: c.keyed.clear_key(),
-    "register": lambda c: c.keyed.timers.register(9),
+    "register": lambda c: c.keyed.timers.register_event_time_timer(9),
     "take_due": lambda c: c.keyed.timers.take_due(2).keys.to_pylist(),
     "snapshot": take_snapshot,
 }
@@ -600,7 +600,7 @@ def test_an_iteration_of_timers_that_ends_in_a_call_moves_no_key(backend: sb.Sta
     for key in (7, 8):
         made.keyed.set_current_key(key)
         made.state.add(key)
-        made.keyed.timers.register(key)
+        made.keyed.timers.register_event_time_timer(key)
     made.keyed.set_current_key(1)
     steps = made.keyed.timers.due(10)
     assert next(steps) == 7
@@ -627,7 +627,7 @@ def test_an_iteration_of_timers_that_ends_in_a_read_moves_no_key(backend: sb.Sta
         keyed.set_current_key(key)
         state.put_all({1: [Box(key)], 2: [Box(key)]})
     keyed.set_current_key(1)
-    keyed.timers.register(5)
+    keyed.timers.register_event_time_timer(5)
     clock.time = 5000
     keyed.set_current_key(2)
     steps = keyed.timers.due(7)
@@ -646,7 +646,7 @@ def test_a_refused_step_leaves_an_iteration_of_timers_open(backend: sb.StateBack
     made = Summing(backend)
     for key in (1, 2, 3):
         made.keyed.set_current_key(key)
-        made.keyed.timers.register(key)
+        made.keyed.timers.register_event_time_timer(key)
     steps = made.keyed.timers.due(10)
 
     def go_on() -> None:

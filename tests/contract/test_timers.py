@@ -19,12 +19,14 @@ from statebackend.testing import ManualClock
 
 pytestmark = pytest.mark.checked
 
+VERBS, DOMAINS = ("register", "delete"), ("event", "processing")
+
 
 def register(keyed: Keyed, key: Any, *times: int, namespace: Any = sb.VOID, domain: str = "event") -> None:
     keyed.set_current_key(key)
     keyed.set_current_namespace(namespace)
     for time in times:
-        keyed.timers.register(time, domain)
+        getattr(keyed.timers, f"register_{domain}_time_timer")(time)
     keyed.set_current_namespace(sb.VOID)
 
 
@@ -80,9 +82,9 @@ def test_what_is_registered_while_firing_and_is_due_fires_in_its_turn(keyed: Key
     for time in keyed.timers.due(20):
         seen.append((time, keyed.current_key))
         if time == 10 and keyed.current_key == 2:
-            keyed.timers.register(5)  # has passed
-            keyed.timers.register(20)
-            keyed.timers.register(21)
+            keyed.timers.register_event_time_timer(5)  # has passed
+            keyed.timers.register_event_time_timer(20)
+            keyed.timers.register_event_time_timer(21)
             register(keyed, 1, 10)
             register(keyed, 3, 10)
     assert seen == [(10, 1), (10, 2), (5, 2), (10, 1), (10, 3), (20, 2)]
@@ -123,7 +125,7 @@ def test_random_use_agrees_with_sorted_set(make_keyed: MakeKeyed, key_type: type
         elif action < 0.8 and wanted:
             time, key = rng.choice(sorted(wanted))
             keyed.set_current_key(key)
-            keyed.timers.delete(time)
+            keyed.timers.delete_event_time_timer(time)
             wanted.discard((time, key))
         elif action < 0.9:
             now += rng.randrange(5)
@@ -173,19 +175,18 @@ def test_rows_are_in_canonical_form(make_keyed: MakeKeyed) -> None:
 
 @pytest.mark.parametrize("wrong", [1.5, True, "10", None])
 def test_times_are_whole_numbers(keyed: Keyed, wrong: Any) -> None:
-    for call in (keyed.timers.register, keyed.timers.delete, lambda ts: keyed.timers.due(ts)):
+    timers = keyed.timers
+    calls = [getattr(timers, f"{verb}_{domain}_time_timer") for verb in VERBS for domain in DOMAINS]
+    for call in (*calls, timers.due):
         with pytest.raises(sb.UsageError, match=r"the time of a timer is not a \w+.*milliseconds"):
             call(wrong)
     with pytest.raises(OverflowError, match="64 bits"):
-        keyed.timers.register(2**63)
+        keyed.timers.register_event_time_timer(2**63)
     assert keyed.timers.count() == 0
 
 
 def test_domains_have_names(keyed: Keyed) -> None:
     calls = [
-        lambda: keyed.timers.register(1, "wall"),
-        lambda: keyed.timers.delete(1, "wall"),
-        lambda: keyed.timers.pending("wall"),
         lambda: keyed.timers.due(1, "wall"),
         lambda: keyed.timers.count("wall"),
         lambda: keyed.timers.next_due("wall"),
@@ -198,9 +199,9 @@ def test_domains_have_names(keyed: Keyed) -> None:
 def test_a_key_has_to_be_current(make_keyed: MakeKeyed) -> None:
     keyed = make_keyed()
     for call in (
-        lambda: keyed.timers.register(1),
-        lambda: keyed.timers.delete(1),
-        lambda: keyed.timers.pending(),
+        lambda: keyed.timers.register_event_time_timer(1),
+        lambda: keyed.timers.delete_event_time_timer(1),
+        lambda: keyed.timers.pending_event_time_timers(),
     ):
         with pytest.raises(sb.UsageError, match="no current key"):
             call()
@@ -216,15 +217,15 @@ def test_a_closed_backend_has_no_timers(make_keyed: MakeKeyed) -> None:
     keyed.close()
     for call in (
         lambda: keyed.timers,
-        lambda: timers.register(1),
-        lambda: timers.delete(1),
-        lambda: timers.pending(),
+        lambda: timers.register_event_time_timer(1),
+        lambda: timers.delete_event_time_timer(1),
+        lambda: timers.pending_event_time_timers(),
         lambda: timers.due(1),
         lambda: timers.count(),
         lambda: timers.next_due(),
         lambda: timers.rows(),
-        lambda: timers.register_many([1], [1]),
-        lambda: timers.delete_many([1], [1]),
+        lambda: timers.register_event_time_timers([1], [1]),
+        lambda: timers.delete_event_time_timers([1], [1]),
         lambda: timers.take_due(1),
         lambda: next(firing),
     ):
@@ -237,13 +238,13 @@ def test_timers_are_not_state(keyed: Keyed) -> None:
     assert keyed.num_entries() == 0
     assert keyed.metrics()["states"] == {}
     keyed.clear_key()
-    assert keyed.timers.pending() == [10]
+    assert keyed.timers.pending_event_time_timers() == [10]
 
 
 def test_metrics_tell_how_many_wait_and_how_many_have_fired(keyed: Keyed) -> None:
     register(keyed, 1, 10, 20, 30)
     register(keyed, 2, 10, domain="processing")
-    keyed.timers.delete(10, "processing")
+    keyed.timers.delete_processing_time_timer(10)
     register(keyed, 2, 15, domain="processing")
     assert keyed.metrics()["timers"] == {"event": 3, "processing": 1}
     assert keyed.metrics()["timers_fired"] == 0
@@ -283,12 +284,12 @@ def test_columns_do_what_a_loop_does(backend: Any, kind: Any, rng: random.Random
             keyed.set_current_key(key_samples(kind)[3])
             keyed.set_current_namespace(current)
         mark = whole.mark(), single.mark()
-        name = "register" if registers else "delete"
-        getattr(whole.timers, f"{name}_many")(keys, times, domain, namespaces=spaces)
+        name = f"{'register' if registers else 'delete'}_{domain}_time_timer"
+        getattr(whole.timers, f"{name}s")(keys, times, spaces)
         for at, key in enumerate(keys):
             single.set_current_key(key)
             single.set_current_namespace(current if spaces is None else spaces[at])
-            getattr(single.timers, name)(times[at], domain)
+            getattr(single.timers, name)(times[at])
         assert whole.current_key == key_samples(kind)[3]
         assert whole.current_namespace == current
         assert whole.timers.rows() == single.timers.rows(), step
@@ -353,7 +354,7 @@ def _namespace(shown: Any) -> Any:
 )
 def test_namespaces_come_as_columns(backend: Any, column: Any, expected: list[Any]) -> None:
     with backend.create_keyed_backend(int, max_parallelism=8) as keyed:
-        keyed.timers.register_many([1, 2], [10, 20], namespaces=column)
+        keyed.timers.register_event_time_timers([1, 2], [10, 20], namespaces=column)
         found = {row.key: row.namespace for row in keyed.timers.rows()}
         assert found == {key: encode_namespace(each) for key, each in zip((1, 2), expected, strict=True)}
 
@@ -369,9 +370,9 @@ def test_times_come_as_columns(backend: Any) -> None:
                 [5, np.int16(6)],
             )
         ):
-            keyed.timers.register_many([at, at], column)
+            keyed.timers.register_event_time_timers([at, at], column)
             keyed.set_current_key(at)
-            assert keyed.timers.pending() == [5, 6]
+            assert keyed.timers.pending_event_time_timers() == [5, 6]
 
 
 @pytest.mark.parametrize(
@@ -398,17 +399,15 @@ def test_times_come_as_columns(backend: Any) -> None:
 )
 def test_columns_that_do_not_fit_change_nothing(backend: Any, keys: Any, times: Any, namespaces: Any) -> None:
     with backend.create_keyed_backend(int, max_parallelism=8) as keyed:
-        keyed.timers.register_many([9], [9])
-        for call in (keyed.timers.register_many, keyed.timers.delete_many):
+        keyed.timers.register_event_time_timers([9], [9])
+        for call in (keyed.timers.register_event_time_timers, keyed.timers.delete_processing_time_timers):
             with pytest.raises((sb.StateBackendError, OverflowError, TypeError)):
                 call(keys, times, namespaces=namespaces)
-        with pytest.raises(sb.UsageError):
-            keyed.timers.register_many([1], [1], "lunar")
         assert [row.key for row in keyed.timers.rows()] == [9]
 
 
 def test_keys_of_other_groups_are_refused_as_a_whole(make_keyed: MakeKeyed) -> None:
     keyed = make_keyed(max_parallelism=8, key_group_range=sb.KeyGroupRange(0, 3))
     with pytest.raises(sb.KeyGroupError):
-        keyed.timers.register_many(list(range(50)), [1] * 50)
+        keyed.timers.register_event_time_timers(list(range(50)), [1] * 50)
     assert keyed.timers.rows() == []

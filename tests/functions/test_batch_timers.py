@@ -18,17 +18,17 @@ class Chained(sb.BatchProcessFunction):
     def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
         starts = pc.multiply(pc.divide(batch["at"], 100), 100)
         windows = pa.StructArray.from_arrays([starts, pc.add(starts, 100)], ["start", "end"])
-        ctx.timers.register_many(ctx.keys, batch["at"], "processing", namespaces=windows)
+        ctx.timer_service().register_processing_time_timers(ctx.keys, batch["at"], namespaces=windows)
 
     def on_timers(self, keys: Any, timestamps: Any, namespaces: Any, ctx: sb.FunctionContext) -> Any:
         with pytest.raises(sb.UsageError):
             _ = ctx.current_key
-        assert ctx.keyed_state_store.current_namespace is sb.VOID
+        assert ctx.current_namespace is sb.VOID
         early = pc.less(pc.subtract(timestamps, namespaces.field("start")), 3)
         if pc.any(early).as_py():
             later, windows = pc.add(timestamps, 1).filter(early), namespaces.filter(early)
-            ctx.timers.register_many(keys.filter(early), later, "processing", namespaces=windows)
-        ctx.keyed_state_store.set_current_namespace("left over")
+            ctx.timer_service().register_processing_time_timers(keys.filter(early), later, namespaces=windows)
+        ctx.current_namespace = "left over"
         return pa.record_batch({"user": keys, "at": timestamps, "total": namespaces.field("end")})
 
 
@@ -52,7 +52,7 @@ def test_timers_that_timers_register_fire_in_the_same_batch() -> None:
 def test_the_watermark_that_fires_them_is_told() -> None:
     class Told(sb.BatchProcessFunction):
         def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
-            ctx.timers.register_many(ctx.keys, pc.add(batch["at"], 100))
+            ctx.timer_service().register_event_time_timers(ctx.keys, pc.add(batch["at"], 100))
 
         def on_timers(self, keys: Any, timestamps: Any, namespaces: Any, ctx: sb.FunctionContext) -> Any:
             watermarks = pa.array([ctx.watermark] * len(keys), pa.int64())
@@ -68,9 +68,7 @@ def test_the_watermark_that_fires_them_is_told() -> None:
 def test_broadcast_rows_come_before_the_batch() -> None:
     class Rules(sb.BatchProcessFunction):
         def open(self, ctx: sb.FunctionContext) -> None:
-            self.rules = ctx.operator_state_store.get_broadcast_state(
-                sb.MapStateDescriptor("rules", str, int)
-            )
+            self.rules = ctx.operator_backend.get_broadcast_state(sb.MapStateDescriptor("rules", str, int))
 
         def process_broadcast(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
             assert isinstance(batch, pa.RecordBatch)
@@ -96,7 +94,7 @@ def test_broadcast_rows_come_before_the_batch() -> None:
 def test_methods_that_are_missing_are_named() -> None:
     class Bare(sb.BatchProcessFunction):
         def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
-            ctx.timers.register_many(ctx.keys, batch["n"], "processing")
+            ctx.timer_service().register_processing_time_timers(ctx.keys, batch["n"])
 
     with Harness(Bare(), int, key="user", broadcast_when="b") as harness:
         with pytest.raises(NotImplementedError, match="Bare registers timers and has no on_timers"):
@@ -109,7 +107,7 @@ def test_methods_that_are_missing_are_named() -> None:
 def test_event_timers_need_event_time() -> None:
     class Wrong(sb.BatchProcessFunction):
         def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
-            ctx.timers.register_many(ctx.keys, batch["n"])
+            ctx.timer_service().register_event_time_timers(ctx.keys, batch["n"])
 
     with Harness(Wrong(), int, key="user") as harness, pytest.raises(sb.UsageError, match="needs event time"):
         harness.process_batch([{"user": 1, "n": 0}])

@@ -27,14 +27,14 @@ class Deleting(sb.KeyedProcessFunction):
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
         if row.delete is not None:
-            ctx.namespace = "here"
+            ctx.current_namespace = "here"
             ctx.delete_state(row.delete)
-            assert (ctx.current_key, ctx.namespace) == (row.user, "here")
+            assert (ctx.current_key, ctx.current_namespace) == (row.user, "here")
             if row.fails:
                 raise ValueError("as told")
             return
         for namespace in (sb.VOID, sb.TimeWindow(0, 10)):
-            ctx.namespace = namespace
+            ctx.current_namespace = namespace
             self.states["value"].update("x")
             self.states["map"].put("a", 1)
             for name in ("list", "reducing", "aggregating", "folding"):

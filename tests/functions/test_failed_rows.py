@@ -48,15 +48,15 @@ class Everything(sb.KeyedProcessFunction, sb.CheckpointedFunction):
         self.seen.put(row.n % 5, "x" * (row.n % 50))
         self.last.update(str(row.n))
         self.all.add(row.n)
-        ctx.timers.register(ctx.now + row.n, "processing")
+        ctx.timer_service().register_processing_time_timer(ctx.now + row.n)
         ctx.output("more", (row.user, row.n))
         yield row.user, self.total.get(), "é" * (row.n % 7), [str(row.n)] * (row.n % 4)
-        ctx.keyed_state_store.set_current_namespace(row.n)
+        ctx.current_namespace = row.n
         self.total.add(1_000_000)
         ctx.output("main", (row.user, "a list" if row.odd else 1, None, None))
         if row.fails:
             raise row_error(row.n)
-        ctx.keyed_state_store.set_current_namespace(sb.VOID)
+        ctx.current_namespace = sb.VOID
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Any:
         if timestamp == 13_000:

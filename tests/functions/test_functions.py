@@ -90,7 +90,7 @@ class Rules(sb.KeyedProcessFunction):
             yield row.user, row.amount
 
     def rules(self, ctx: sb.FunctionContext) -> sb.BroadcastState:
-        return ctx.operator_state_store.get_broadcast_state(sb.MapStateDescriptor("rules", str, int))
+        return ctx.operator_backend.get_broadcast_state(sb.MapStateDescriptor("rules", str, int))
 
 
 def test_broadcast_rows_go_first_and_have_no_key(backend: str) -> None:
@@ -142,8 +142,8 @@ class Namespaced(sb.KeyedProcessFunction):
         self.seen = ctx.get_value_state(sb.ValueStateDescriptor("seen", int))
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
-        yield self.seen.value(), str(ctx.keyed_state_store.current_namespace)
-        ctx.keyed_state_store.set_current_namespace("elsewhere")
+        yield self.seen.value(), str(ctx.current_namespace)
+        ctx.current_namespace = "elsewhere"
         self.seen.update(row.n)
 
 
@@ -176,7 +176,7 @@ def test_a_batch_function_works_on_whole_columns(backend: str) -> None:
 def test_functions_without_the_other_methods_say_so(backend: str) -> None:
     class Registering(sb.KeyedProcessFunction):
         def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
-            ctx.timers.register(0, "processing")
+            ctx.timer_service().register_processing_time_timer(0)
 
     table = pa.table({"user": ["a", "b"], "rule": [False, True]})
     with Harness(Registering(), str, key="user", broadcast_when="rule", backend=backend) as harness:

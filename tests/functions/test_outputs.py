@@ -25,7 +25,7 @@ class Sums(sb.KeyedProcessFunction):
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
         self.total.add(row.n)
-        ctx.timers.register(ctx.now + row.n, "processing")
+        ctx.timer_service().register_processing_time_timer(ctx.now + row.n)
         if row.n >= 100:
             ctx.output("large", {"n": row.n, "user": row.user})
         if row.n < 0:

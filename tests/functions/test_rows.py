@@ -189,7 +189,7 @@ class Gathered(sb.KeyRowsFunction):
     def process_rows(self, key: Any, rows: list[Any], ctx: sb.FunctionContext) -> Any:
         assert ctx.current_key == key or key != key  # NaN
         self.n.add(len(rows))
-        ctx.timers.register(ctx.now + 10, "processing")
+        ctx.timer_service().register_processing_time_timer(ctx.now + 10)
         yield key, [row.n for row in rows], self.n.get()
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Any:

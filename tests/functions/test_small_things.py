@@ -258,7 +258,7 @@ def test_what_a_user_meets_says_what_it_is(backend: str) -> None:
         assert repr(keyed.timers).endswith("of STRING, KeyGroupRange(0, 127), 1 states>>")
     with Harness(Echo(tuple), str, key="user", backend=backend) as harness:
         assert repr(harness).startswith("<Harness of Echo, key STRING, batch -1, ")
-    ctx = FunctionContext(keyed, sb.OperatorStateBackend(), Metrics())
+        ctx = FunctionContext(harness.keyed, sb.OperatorStateBackend(), Metrics())
     ctx.metrics.counter("late").inc(1000)
     assert repr(ctx) == "<FunctionContext of batch 0, states: none>"
     assert repr(ctx.metrics) == "<Metrics {'late': 1000}>"
@@ -304,7 +304,7 @@ def test_rows_are_read_by_attribute_position_and_name() -> None:
 class AsksForTime(sb.KeyedProcessFunction):
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
         if row.n:
-            ctx.timers.register(ctx.now, "processing")
+            ctx.timer_service().register_processing_time_timer(ctx.now)
         else:
             yield (ctx.timestamp,)
 

@@ -205,9 +205,9 @@ class Ticking(sb.KeyedProcessFunction):
         yield ctx.timestamp, self.seen.value()
         self.seen.update(row.at)
         for timer in row.timers or ():
-            ctx.timers.register(timer)
+            ctx.timer_service().register_event_time_timer(timer)
         if row.processing is not None:
-            ctx.timers.register(row.processing, "processing")
+            ctx.timer_service().register_processing_time_timer(row.processing)
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
         yield timestamp, ctx.timestamp, self.seen.value()
@@ -286,17 +286,22 @@ class Minutely(sb.KeyedProcessFunction):
         self.fired = 0
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        timers = ctx.timer_service()
+        assert (timers.current_watermark(), ctx.time_domain) == (ctx.watermark, None)
         yield "row", ctx.timestamp, ctx.watermark
         if row.at == 1000:
-            ctx.timers.register(1000)
-            ctx.timers.register(10, "processing")
+            timers.register_event_time_timer(1000)
+            timers.register_processing_time_timer(10)
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
+        assert ctx.time_domain == ("processing" if ctx.timestamp is None else "event")
+        assert ctx.timer_service().current_watermark() == ctx.watermark
+        assert ctx.timer_service().current_processing_time() == ctx.now
         yield "timer", timestamp, ctx.watermark
         self.fired += 1
         if ctx.timestamp is not None and self.fired < 20:
             assert ctx.watermark is not None
-            ctx.timers.register(ctx.watermark + 60)
+            ctx.timer_service().register_event_time_timer(ctx.watermark + 60)
 
 
 def test_a_timer_has_the_watermark_that_fires_it(backend: str) -> None:
@@ -375,7 +380,7 @@ class Broadcasting(Seen):
         yield from super().process_element(row, ctx)
 
     def process_broadcast(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
-        yield ctx.timestamp, sorted(ctx.keyed_state_store.keys("seen"))
+        yield ctx.timestamp, sorted(ctx.keyed_backend.keys("seen"))
 
 
 def test_broadcast_rows_are_never_late_and_move_nothing(backend: str) -> None:

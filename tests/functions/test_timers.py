@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import statebackend as sb
+from statebackend.state import Timers
 from statebackend.testing import Harness, ManualClock
 
 pytestmark = pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"]
 class Reminders(sb.KeyedProcessFunction):
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
         for timestamp in row.at:
-            ctx.timers.register(timestamp, row.domain)
+            getattr(ctx.timer_service(), f"register_{row.domain}_time_timer")(timestamp)
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
         yield timestamp, ctx.current_key, ctx.now
@@ -68,21 +69,34 @@ def test_event_time_comes_from_the_rows(backend: str) -> None:
 
 
 def test_event_time_without_a_column_is_refused(backend: str) -> None:
-    with Harness(Reminders(), str, backend=backend) as harness:
-        with pytest.raises(sb.UsageError, match=r"timer in event time.*event_time="):
-            harness.process_element("a", remind(1, domain="event"))
-        with pytest.raises(sb.UsageError, match="'event' or 'processing'"):
-            harness.process_element("a", remind(1, domain="wall"))
+    class Refused(sb.KeyedProcessFunction):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
+            timers = ctx.timer_service()
+            for name in [each for each in dir(Timers) if "event_time_timer" in each]:
+                with pytest.raises(sb.UsageError, match=r"timer in event time.*event_time=.*NO_EVENT_TIME"):
+                    getattr(timers, name)(1)
+            assert (timers.current_watermark(), timers.current_processing_time()) == (None, ctx.now)
+            timers.register_processing_time_timers(["a", "b"], [90, 91])
+            timers.delete_processing_time_timers(["b"], [91])
+            timers.register_processing_time_timer(80)
+            timers.delete_processing_time_timer(80)
+            assert timers.pending_processing_time_timers() == [90]
+
+    with Harness(Refused(), str, backend=backend) as harness:
+        harness.process_element("a", {})
+        assert harness.keyed.timers.count("processing") == 1
 
 
 class Chain(sb.KeyedProcessFunction):
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
-        ctx.timers.register(row.time_of_timer)
+        ctx.timer_service().register_event_time_timer(row.time_of_timer)
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[int]:
         yield timestamp
         if timestamp < 3:
-            ctx.timers.register(timestamp + 1, "processing" if timestamp % 2 else "event")
+            timers = ctx.timer_service()
+            register = (timers.register_event_time_timer, timers.register_processing_time_timer)
+            register[timestamp % 2](timestamp + 1)
 
 
 def test_what_is_registered_while_firing_fires_in_the_same_round(backend: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def test_a_rollback_looks_only_at_what_has_happened_since_its_mark(keyed: Any) -
     oldest = keyed.mark()
     for key in range(1_000):
         keyed.set_current_key(key)
-        keyed.timers.register(key)
+        keyed.timers.register_event_time_timer(key)
     assert len(list(keyed.timers.due(499))) == 500
     (handle,) = keyed.timers._handles().values()
     before = handle._queued()
@@ -86,8 +87,8 @@ def test_what_fired_before_the_oldest_mark_is_let_go_of(keyed: Any, below: int |
         mark = keyed.mark()
         for key in range(100):
             keyed.set_current_key(key)
-            keyed.timers.register(batch)
-            keyed.timers.register(HOUR + batch)
+            keyed.timers.register_event_time_timer(batch)
+            keyed.timers.register_event_time_timer(HOUR + batch)
         assert len(list(keyed.timers.due(batch))) == 100
         if batch % 7 == 3:
             keyed.rollback(mark)
@@ -125,12 +126,12 @@ def test_random_use_under_marks_keeps_the_queue_exact(keyed: Any, keys: int, see
         go_to(key, namespace)
         if action < 0.45:
             for _ in range(r.choice([1, 1, 2])):
-                keyed.timers.register(time)
+                keyed.timers.register_event_time_timer(time)
             wanted.add((time, key, namespace))
         elif action < 0.75 and wanted:
             time, *place = r.choice(sorted(wanted, key=repr))
             go_to(*place)
-            keyed.timers.delete(time)
+            keyed.timers.delete_event_time_timer(time)
             wanted.discard((time, *place))
         elif action < 0.8:
             fired = due(time // 8)
@@ -172,11 +173,11 @@ def test_memory_follows_the_timers_that_are_left(keyed: Any, rng: random.Random)
     n = 20_000
     for key in range(n):
         keyed.set_current_key(key % 50)
-        keyed.timers.register(key)
+        keyed.timers.register_event_time_timer(key)
     full = outside_extents(keyed)
     for key in rng.sample(range(n), n - 20):
         keyed.set_current_key(key % 50)
-        keyed.timers.delete(key)
+        keyed.timers.delete_event_time_timer(key)
     assert queued(keyed) == 20
     assert full > 28 * n
     # The pages of the queue that are kept, and at most one page of tickets for each timer.
@@ -190,7 +191,7 @@ def test_timers_respect_the_memory_limit() -> None:
         def fill() -> None:
             while True:
                 keyed.set_current_key(keyed.timers.count())
-                keyed.timers.register(keyed.timers.count())
+                keyed.timers.register_event_time_timer(keyed.timers.count())
 
         with pytest.raises(MemoryLimitError, match=r"statebackend\.timers\.event"):
             fill()
@@ -214,12 +215,13 @@ def succeeds(nth: int, call: Callable[[], Any]) -> bool:
 
 def test_without_memory_a_timer_is_registered_or_not(keyed: Any) -> None:
     for domain in ("event", "processing"):
+        register = getattr(keyed.timers, f"register_{domain}_time_timer")
         for key in range(3_000):
             keyed.set_current_key(key)
             before = keyed.timers.count(domain)
-            if not succeeds(1 + key % 3, lambda key=key, domain=domain: keyed.timers.register(key, domain)):
+            if not succeeds(1 + key % 3, partial(register, key)):
                 assert keyed.timers.count(domain) == before
-                keyed.timers.register(key, domain)
+                register(key)
             assert keyed.timers.count(domain) == before + 1
     check(keyed)
     assert len(list(keyed.timers.due(10_000))) == 3_000
@@ -230,7 +232,7 @@ def test_without_memory_a_timer_is_removed_or_not(keyed: Any, action: str) -> No
     n = 3_000
     for key in range(n):
         keyed.set_current_key(key)
-        keyed.timers.register(key)
+        keyed.timers.register_event_time_timer(key)
     mark = keyed.mark()
 
     def fire() -> None:
@@ -240,13 +242,15 @@ def test_without_memory_a_timer_is_removed_or_not(keyed: Any, action: str) -> No
         before = keyed.timers.count()
         for nth in range(1, 4):
             keyed.set_current_key(key)
-            remove = (lambda key=key: keyed.timers.delete(key)) if action == "delete" else fire
+            remove = (
+                (lambda key=key: keyed.timers.delete_event_time_timer(key)) if action == "delete" else fire
+            )
             if succeeds(nth, remove):
                 break
             assert keyed.timers.count() == before
         else:
             keyed.set_current_key(key)
-            keyed.timers.delete(key)
+            keyed.timers.delete_event_time_timer(key)
         assert keyed.timers.count() == before - 1
         if key % 500 == 0:
             check(keyed)
@@ -258,20 +262,20 @@ def test_without_memory_a_timer_is_removed_or_not(keyed: Any, action: str) -> No
 def test_a_rollback_that_lacks_memory_midway_can_be_repeated(keyed: Any) -> None:
     for key in range(400):
         keyed.set_current_key(key)
-        keyed.timers.register(key)
+        keyed.timers.register_event_time_timer(key)
     mark = keyed.core.mark()
     for key in range(0, 400, 2):
         keyed.set_current_key(key)
-        keyed.timers.delete(key)
-        keyed.timers.register(1_000 + key)
+        keyed.timers.delete_event_time_timer(key)
+        keyed.timers.register_event_time_timer(1_000 + key)
     view = keyed.core.snapshot()
     failed = 0
     for nth in range(1, 40):
         failed += not succeeds(nth, lambda: keyed.core.rollback(mark))
         keyed.timers.next_due()
         keyed.set_current_key(1)
-        keyed.timers.register(7)
-        keyed.timers.delete(7)
+        keyed.timers.register_event_time_timer(7)
+        keyed.timers.delete_event_time_timer(7)
     keyed.core.rollback(mark)
     check(keyed)
     view.release()

@@ -88,14 +88,14 @@ def test_rows_and_changes_tell_of_every_timer_wherever_it_is(keyed: Any, key_typ
         keyed.set_current_namespace(namespace)
         name = keyed._namespace
         pending = sorted(time for at, of, time in wanted if (at, of) == (key, name))
-        assert keyed.timers.pending() == pending
+        assert keyed.timers.pending_event_time_timers() == pending
         if action < 0.5:
             time = rng.randrange(6)
-            keyed.timers.register(time)
+            keyed.timers.register_event_time_timer(time)
             wanted.add((key, name, time))
         elif action < 0.8 and pending:
             time = rng.choice(pending)
-            keyed.timers.delete(time)
+            keyed.timers.delete_event_time_timer(time)
             wanted.remove((key, name, time))
         elif action < 0.82:
             fired = [(keyed.current_key, keyed._namespace, time) for time in keyed.timers.due(0)]
@@ -124,15 +124,15 @@ def test_the_only_timer_of_a_key_takes_no_entry_of_the_map_state(keyed: Any, key
     for step in range(3):
         for key in map(key_type, range(100)):
             keyed.set_current_key(key)
-            keyed.timers.delete(step)
-            keyed.timers.register(step + 1)
-            keyed.timers.register(step + 1)
+            keyed.timers.delete_event_time_timer(step)
+            keyed.timers.register_event_time_timer(step + 1)
+            keyed.timers.register_event_time_timer(step + 1)
     (handle,) = keyed.timers._handles().values()
     assert handle.more is None
     assert [len(table) for table in handle._tables()] == [100]
-    keyed.timers.register(9)
+    keyed.timers.register_event_time_timer(9)
     assert [len(table) for table in handle._tables()] == [100, 1, 1]
-    assert keyed.timers.pending() == [3, 9]
+    assert keyed.timers.pending_event_time_timers() == [3, 9]
     check(keyed)
 
 
@@ -141,15 +141,15 @@ def test_a_timer_of_the_map_state_is_not_registered_again_in_the_entry_of_its_ke
 ) -> None:
     keyed.set_current_key(key_type(1))
     for time in (10, 20, 30):
-        keyed.timers.register(time)
-    keyed.timers.delete(10)
-    keyed.timers.register(20)
+        keyed.timers.register_event_time_timer(time)
+    keyed.timers.delete_event_time_timer(10)
+    keyed.timers.register_event_time_timer(20)
     assert keyed.timers.count() == 2
-    keyed.timers.register(40)
+    keyed.timers.register_event_time_timer(40)
     (handle,) = keyed.timers._handles().values()
     assert [len(table) for table in handle._tables()] == [1, 1, 2]
     check(keyed)
-    keyed.timers.delete(20)
-    keyed.timers.delete(20)
+    keyed.timers.delete_event_time_timer(20)
+    keyed.timers.delete_event_time_timer(20)
     assert list(keyed.timers.due(100)) == [30, 40]
     assert [len(table) for table in handle._tables()] == [0, 0, 0]

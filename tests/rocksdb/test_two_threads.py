@@ -153,9 +153,9 @@ class Misuse:
         keyed, timers = self.keyed, self.keyed.timers
         call: Callable[[], object] = rng.choice(
             [
-                lambda: timers.register(rng.randrange(1000)),
-                lambda: timers.register(rng.randrange(1000)),
-                timers.pending,
+                lambda: timers.register_event_time_timer(rng.randrange(1000)),
+                lambda: timers.register_event_time_timer(rng.randrange(1000)),
+                timers.pending_event_time_timers,
                 lambda: list(itertools.islice(timers.due(rng.randrange(1000)), 5)),
                 lambda: list(itertools.islice(keyed.keys("value"), 50)),
                 keyed.num_entries,

@@ -43,7 +43,7 @@ class Total(sb.KeyedProcessFunction, sb.CheckpointedFunction):
         self.rows += 1
         self.total.add(row.n)
         self.words.add(row.word)
-        ctx.timers.register(ctx.now + 1_000_000_000, "processing")
+        ctx.timer_service().register_processing_time_timer(ctx.now + 1_000_000_000)
         yield row.user, self.total.get(), ",".join(self.words.get()), self.rows
 
 

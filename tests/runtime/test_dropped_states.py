@@ -352,7 +352,7 @@ def test_timers_are_not_dropped(tmp_path: Path) -> None:
         with create("heap").create_keyed_backend(str) as keyed:
             keyed.get_value_state(sb.ValueStateDescriptor("count", int)).update_many(["a"], [1])
             keyed.set_current_key("a")
-            keyed.timers.register(100, "event")
+            keyed.timers.register_event_time_timer(100)
             opened.commit(0, [keyed.snapshot(0, opened).result()])
     for options in ({}, {"target": tmp_path / "copy"}):
         with pytest.raises(sb.UsageError, match="timers cannot be dropped"):

@@ -103,7 +103,7 @@ class Plain(sb.KeyedProcessFunction):
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
         yield ctx.current_key, ctx.now, [row.number, -1 if self.seen.value() is None else self.seen.value()]
         self.seen.update(row.number)
-        ctx.timers.register(ctx.now + 5 * MINUTE, "processing")
+        ctx.timer_service().register_processing_time_timer(ctx.now + 5 * MINUTE)
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Any:
         yield ctx.current_key, timestamp, []
@@ -186,8 +186,8 @@ class ByBoth(sb.KeyedProcessFunction):
         self.clock.update(row.number + 1)
         self.event.update(row.number + 1)
         if ctx.batch_id == 0:
-            ctx.timers.register(START + 5 * MINUTE)
-            ctx.timers.register(START + 5 * MINUTE, "processing")
+            ctx.timer_service().register_event_time_timer(START + 5 * MINUTE)
+            ctx.timer_service().register_processing_time_timer(START + 5 * MINUTE)
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
         yield "timer", timestamp, []

@@ -70,7 +70,7 @@ class Total(sb.KeyedProcessFunction, sb.CheckpointedFunction, sb.CheckpointListe
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
         self.total.add(row.n)
-        ctx.timers.register(ctx.now, "processing")
+        ctx.timer_service().register_processing_time_timer(ctx.now)
         called("process_element")
         yield row.user, self.total.get()
         called("generator")

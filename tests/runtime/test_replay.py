@@ -65,17 +65,17 @@ class Everything(sb.KeyedProcessFunction):
         self.total.add(row.amount)
         self.most.add(row.amount)
         if step == 3:
-            for at in ctx.timers.pending("processing")[:1]:
-                ctx.timers.delete(at, "processing")
-        ctx.timers.register(ctx.now + row.amount % 60, "processing")
+            for at in ctx.timer_service().pending_processing_time_timers()[:1]:
+                ctx.timer_service().delete_processing_time_timer(at)
+        ctx.timer_service().register_processing_time_timer(ctx.now + row.amount % 60)
         if self.fails and row.amount % 7 == 0:
             raise ConnectionError("as told")
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
         yield "timer", timestamp, ctx.current_key, ctx.now, self.amounts.get(), self.last.value()
         if timestamp % 3 == 0 and timestamp < ctx.now:
-            ctx.timers.register(ctx.now, "processing")
-            ctx.timers.register(timestamp + 25, "processing")
+            ctx.timer_service().register_processing_time_timer(ctx.now)
+            ctx.timer_service().register_processing_time_timer(timestamp + 25)
         if timestamp % 5 == 0:
             self.amounts.clear()
 

@@ -345,9 +345,9 @@ def test_the_current_key_follows_whoever_sets_it() -> None:
 
     def process(row: Any, ctx: sb.FunctionContext) -> None:
         found.append(ctx.current_key)
-        ctx.keyed_state_store.set_current_key(row.k + 100)
+        ctx.keyed_backend.set_current_key(row.k + 100)
         found.append(ctx.current_key)
-        ctx.keyed_state_store.set_current_namespace("other")
+        ctx.current_namespace = "other"
         found.append(ctx.current_key)
 
     run(process, pa.table({"k": [1, 1000, 2]}))
@@ -357,7 +357,7 @@ def test_the_current_key_follows_whoever_sets_it() -> None:
 def test_the_backend_may_be_closed_by_the_function() -> None:
     def process(row: Any, ctx: sb.FunctionContext) -> None:
         if row.n == 1:
-            ctx.keyed_state_store.close()
+            ctx.keyed_backend.close()
 
     for keys, key_type in (([1, 2, 3], "bigint"), (["a", "b", "c"], "string")):
         with pytest.raises(sb.ClosedError):

@@ -144,7 +144,7 @@ class Later(sb.KeyedProcessFunction):
     """Gives each user out again when so many milliseconds have passed."""
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
-        ctx.timers.register(ctx.now + row.amount, "processing")
+        ctx.timer_service().register_processing_time_timer(ctx.now + row.amount)
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
         yield ctx.current_key, timestamp

@@ -30,7 +30,7 @@ class Seen(sb.KeyedProcessFunction):
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
         self.n.add(1)
-        ctx.timers.register(ctx.now + 3_600_000, "processing")
+        ctx.timer_service().register_processing_time_timer(ctx.now + 3_600_000)
         yield row.user, self.n.get()
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:

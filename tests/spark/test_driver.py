@@ -132,7 +132,7 @@ class Sums(sb.KeyedProcessFunction):
 
     def open(self, ctx: sb.FunctionContext) -> None:
         self.sum = ctx.get_value_state(sb.ValueStateDescriptor("sum", str, default=""))
-        self.rules = ctx.operator_state_store.get_list_state(sb.ListStateDescriptor("rules", int))
+        self.rules = ctx.operator_backend.get_list_state(sb.ListStateDescriptor("rules", int))
 
     def process_broadcast(self, row: Any, ctx: sb.FunctionContext) -> None:
         self.rules.add(row["n`s"])

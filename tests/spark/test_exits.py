@@ -57,7 +57,7 @@ def test_query_fails_with_an_error_when_its_code_raises_an_exit(
 
     class Totals(Total):
         def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
-            ctx.timers.register(ctx.now, "processing")
+            ctx.timer_service().register_processing_time_timer(ctx.now)
             called("function")
             yield from super().process_element(row, ctx)
             called("generator")

@@ -24,8 +24,8 @@ class Closing(sb.KeyedProcessFunction):
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
         assert row.user is not None, "a tick has reached the function"
         assert not hasattr(row, COLUMN)
-        ctx.timers.register(ctx.now + 7_000, "processing")
-        ctx.timers.register(ctx.timestamp + 10_000)
+        ctx.timer_service().register_processing_time_timer(ctx.now + 7_000)
+        ctx.timer_service().register_event_time_timer(ctx.timestamp + 10_000)
         return [(row.user, 0)]
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Any:

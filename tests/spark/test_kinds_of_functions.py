@@ -34,7 +34,7 @@ class ByRow(sb.KeyedProcessFunction):
             raise ValueError("thirteen")
         self.total.add(row.n)
         if hasattr(row, "at"):
-            ctx.timers.register(ctx.timestamp + GAP)
+            ctx.timer_service().register_event_time_timer(ctx.timestamp + GAP)
             if row.n >= 100:
                 ctx.output("large", {"n": row.n, "user": row.user})
         yield row.user, self.total.get()
@@ -52,7 +52,7 @@ class ByKey(sb.KeyRowsFunction):
         self.total.update(self.total.value() + sum(row.n for row in rows))
         if hasattr(rows[0], "at"):
             for row in rows:
-                ctx.timers.register(round(row.at.timestamp() * 1000) + GAP)
+                ctx.timer_service().register_event_time_timer(round(row.at.timestamp() * 1000) + GAP)
                 if row.n >= 100:
                     ctx.output("large", {"n": row.n, "user": row.user})
         yield key, self.total.value()
@@ -70,7 +70,7 @@ class OverColumns(sb.BatchProcessFunction):
         if "at" not in batch.schema.names:
             return given
         times = batch["at"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
-        ctx.timers.register_many(ctx.keys, pc.add(times, GAP))
+        ctx.timer_service().register_event_time_timers(ctx.keys, pc.add(times, GAP))
         large = batch.select(["user", "n"]).filter(pc.greater_equal(batch["n"], 100))
         return {"totals": given, "large": large}
 

@@ -42,7 +42,7 @@ class Rows(sb.KeyedProcessFunction):
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
         self.count.add(1)
-        ctx.timers.register((ctx.timestamp or 0) + 10)
+        ctx.timer_service().register_event_time_timer((ctx.timestamp or 0) + 10)
         yield row.user, row.n, self.count.get()
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Any:

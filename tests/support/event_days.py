@@ -118,9 +118,9 @@ class Windows(sb.KeyedProcessFunction):
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
         start = ctx.timestamp - ctx.timestamp % SIZE
-        ctx.keyed_state_store.set_current_namespace(sb.TimeWindow(start, start + SIZE))
+        ctx.current_namespace = sb.TimeWindow(start, start + SIZE)
         self.n.add(1)
-        ctx.timers.register(start + SIZE)
+        ctx.timer_service().register_event_time_timer(start + SIZE)
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
         assert timestamp == ctx.timestamp
@@ -141,10 +141,10 @@ class Sessions(sb.KeyedProcessFunction):
         for other, (last, m) in list(self.sessions.items()):
             if other < end and start < last:
                 self.sessions.remove(other)
-                ctx.timers.delete(last)
+                ctx.timer_service().delete_event_time_timer(last)
                 start, end, n = min(start, other), max(end, last), n + m
         self.sessions.put(start, (end, n))
-        ctx.timers.register(end)
+        ctx.timer_service().register_event_time_timer(end)
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
         for start, (end, n) in list(self.sessions.items()):

@@ -165,7 +165,7 @@ class Story(sb.KeyedProcessFunction):
         recent = sb.MapStateDescriptor("recent", int, int).enable_time_to_live(ttl)
         self.recent = ctx.get_map_state(recent)
         rates = sb.MapStateDescriptor("rates", str, int)
-        self.rates = ctx.operator_state_store.get_broadcast_state(rates)
+        self.rates = ctx.operator_backend.get_broadcast_state(rates)
 
     def process_broadcast(self, row: Any, ctx: sb.FunctionContext) -> None:
         self.rates.put("rate", row.n)
@@ -174,7 +174,7 @@ class Story(sb.KeyedProcessFunction):
         rate = self.rates.get("rate") or 1
         self.total.add(row.n * rate)
         self.recent.put(row.id, row.n)
-        ctx.timers.register(row.at + DUE, "event")
+        ctx.timer_service().register_event_time_timer(row.at + DUE)
         yield row.user, self.total.get(), sum(self.recent.values()), rate
 
     def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> None:

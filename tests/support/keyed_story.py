@@ -66,12 +66,14 @@ class Story:
             self._change_one(name, self.states[name])
 
     def _change_timers(self) -> None:
-        domain, at = self.rng.choice(["event", "processing"]), self.rng.randrange(10_000)
-        self.keyed.timers.register(at, domain)
+        timers, domain = self.keyed.timers, self.rng.choice(["event", "processing"])
+        at = self.rng.randrange(10_000)
+        getattr(timers, f"register_{domain}_time_timer")(at)
         if self.rng.random() < 0.3:
-            self.keyed.timers.delete(self.rng.choice(self.keyed.timers.pending(domain)), domain)
+            pending = getattr(timers, f"pending_{domain}_time_timers")()
+            getattr(timers, f"delete_{domain}_time_timer")(self.rng.choice(pending))
         elif self.rng.random() < 0.05:
-            list(self.keyed.timers.due(at, domain))
+            list(timers.due(at, domain))
 
     def _change_one(self, name: str, state: Any) -> None:
         rng, kind = self.rng, state.descriptor.kind

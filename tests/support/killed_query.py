@@ -69,7 +69,7 @@ class Twice(Numbered):
         return Twice(self.tick)
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
-        ctx.timers.register(row.at + DUE, "event")
+        ctx.timer_service().register_event_time_timer(row.at + DUE)
         for given in super().process_element(row, ctx):
             ctx.output("second", (given[2],))
             yield given

@@ -106,7 +106,7 @@ def adding(ctx: sb.FunctionContext) -> None:
 
 
 def operators(ctx: sb.FunctionContext) -> None:
-    store = ctx.operator_state_store
+    store = ctx.operator_backend
     offsets = store.get_list_state(sb.ListStateDescriptor("offsets", int))
     assert_type(offsets.get(), list[int])
     assert_type(store.get_union_list_state(sb.ListStateDescriptor("all", str)).get(), list[str])

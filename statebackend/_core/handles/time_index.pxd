@@ -144,3 +144,5 @@ cdef class TimerIndex:
     cdef int64_t time_of(self, object timestamp) except? -1
     cdef int usable_core(self) except -1
     cdef int usable(self) except -1
+    cdef int add(self, TimerHandle handle, object timestamp, object domain) except -1
+    cdef int drop(self, TimerHandle handle, object timestamp) except -1

@@ -976,22 +976,45 @@ cdef class TimerIndex:
             self.context.no_key()
         return 0
 
-    def register(self, timestamp, domain="event"):
-        """Register a timer of the current key and namespace. O(log timers) expected."""
+    cdef int add(self, TimerHandle handle, object timestamp, object domain) except -1:
         cdef int64_t time = self.time_of(timestamp)
         if self.context.core.closed or self.context.core.inside or not self.context.has_key:
             self.usable()
-        self.of(domain, True).add_timer(time)
+        if unlikely(handle is None):
+            handle = self.of(domain, True)
+        handle.add_timer(time)
+        return 0
 
-    def delete(self, timestamp, domain="event"):
-        """Delete a timer of the current key and namespace; do nothing if there is none. O(log timers) expected."""
+    cdef int drop(self, TimerHandle handle, object timestamp) except -1:
         cdef int64_t time = self.time_of(timestamp)
-        cdef TimerHandle handle = self.of(domain, False)
         self.usable()
         if handle is not None:
             handle.drop_timer(time)
+        return 0
 
-    def pending(self, domain="event"):
+    def register_event_time_timer(self, timestamp):
+        """Register a timer of the current key and namespace. O(log timers) expected."""
+        self.add(self.event, timestamp, "event")
+
+    def register_processing_time_timer(self, timestamp):
+        """Register a timer of the current key and namespace. O(log timers) expected."""
+        self.add(self.processing, timestamp, "processing")
+
+    def delete_event_time_timer(self, timestamp):
+        """Delete a timer of the current key and namespace; do nothing if there is none. O(log timers) expected."""
+        self.drop(self.event, timestamp)
+
+    def delete_processing_time_timer(self, timestamp):
+        """Delete a timer of the current key and namespace; do nothing if there is none. O(log timers) expected."""
+        self.drop(self.processing, timestamp)
+
+    def _register(self, timestamp, domain):
+        self.add(self.of(domain, False), timestamp, domain)
+
+    def _delete(self, timestamp, domain):
+        self.drop(self.of(domain, False), timestamp)
+
+    def _pending(self, domain):
         """The times at which the current key has timers in the current namespace, in order."""
         cdef TimerHandle handle = self.of(domain, False)
         self.usable()

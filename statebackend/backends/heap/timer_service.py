@@ -110,9 +110,6 @@ class HeapTimers(TimerIndex, Timers):
 
         return TimerHandle(backend, descriptor, codec, make_table, make_more=make_more)
 
-    def _register(self, timestamp: int, domain: str) -> None:
-        self.register(timestamp, domain)
-
     def _change_many(self, keys: Any, timestamps: Any, domain: str, namespaces: Any, registers: bool) -> None:
         backend = self._backend
         backend._check_open()
@@ -177,8 +174,8 @@ class HeapTimers(TimerIndex, Timers):
         names = rows["namespace"].to_pylist() if has_names else [b""] * len(keys)
         for key, name in zip(keys, names, strict=True):
             backend._key, backend._key_group, backend._namespace = key, backend._group_of(key), name
-            for timestamp in self.pending(domain):
-                self.delete(timestamp, domain)
+            for timestamp in self._pending(domain):
+                self._delete(timestamp, domain)
 
     def _take_columns(self, now: int, domain: str, most: int) -> DueTimers:
         backend, handle = self._backend, self._made(domain)

@@ -29,7 +29,6 @@ from statebackend.state import (
     Timers,
     checked_budget,
     checked_domain,
-    checked_time,
 )
 
 _HANDLES: dict[str, type[ReferenceState[Any]]] = {
@@ -264,17 +263,16 @@ class ReferenceTimers(Timers):
         at, table = self._backend.place(), self._tables[domain]
         table.put(at, (table.get(at) or frozenset()) | {timestamp})
 
-    def delete(self, timestamp: int, domain: str = "event") -> None:
-        timestamp, table = checked_time(timestamp), self._tables[checked_domain(domain)]
-        at = self._backend.place()
+    def _delete(self, timestamp: int, domain: str) -> None:
+        at, table = self._backend.place(), self._tables[domain]
         left = (table.get(at) or frozenset()) - {timestamp}
         if left:
             table.put(at, left)
         else:
             table.remove(at)
 
-    def pending(self, domain: str = "event") -> list[int]:
-        return sorted(self._tables[checked_domain(domain)].get(self._backend.place()) or ())
+    def _pending(self, domain: str) -> list[int]:
+        return sorted(self._tables[domain].get(self._backend.place()) or ())
 
     def tables(self) -> dict[str, NestedTable]:
         return self._tables
@@ -293,7 +291,7 @@ class ReferenceTimers(Timers):
             return None
         timestamp, key, namespace = first
         self._backend.enter(key, namespace)
-        self.delete(timestamp, domain)
+        self._delete(timestamp, domain)
         self._fired += 1
         return timestamp
 

@@ -34,7 +34,6 @@ from statebackend.state import (
     TimerRow,
     Timers,
     checked_domain,
-    checked_time,
     timer_state,
 )
 from statebackend.types.serializers import serializer_for
@@ -176,8 +175,8 @@ class RocksDbTimers(Timers):
             queue.count += 1
             queue.floor = min(queue.floor, time + behind)
 
-    def delete(self, timestamp: int, domain: str = "event") -> None:
-        timestamp, queue = checked_time(timestamp), self.queues.get(checked_domain(domain))
+    def _delete(self, timestamp: int, domain: str) -> None:
+        queue = self.queues.get(domain)
         _, place, behind = self._place()
         time = map_key_suffix(timestamp)
         if queue is not None and self._store.get_at(queue.by_key, place + time) is not None:
@@ -190,8 +189,8 @@ class RocksDbTimers(Timers):
             self._store.delete_at(queue.by_time, time + behind)
             queue.count -= 1
 
-    def pending(self, domain: str = "event") -> list[int]:
-        queue = self.queues.get(checked_domain(domain))
+    def _pending(self, domain: str) -> list[int]:
+        queue = self.queues.get(domain)
         _, place, _ = self._place()
         if queue is None:
             return []
