@@ -81,7 +81,10 @@ JOB = Job(
     where="kind = 'bid'",
     columns=("seq", "person", "at"),
     schema="seq bigint, person bigint, nth bigint",
-    options={"event_time": sb.EventTime("at", watermark_delay=PATIENT), "order_by": "seq"},
+    options={
+        "event_time": sb.EventTime("at", watermark_delay=PATIENT, timers="after_batch"),
+        "order_by": "seq",
+    },
     sql={
         "main": f"""
             select seq, person, row_number() over (partition by person, run order by seq) as nth from (

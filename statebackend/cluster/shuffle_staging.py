@@ -296,7 +296,7 @@ def pieces_of(
     staged: StagedRows, job: Job, key_type: Type, parallelism: int, schema: pa.Schema, memory: int
 ) -> StagedPieces | None:
     """The rows of a batch in pieces; None if they are to be taken as a whole. ``memory`` is for a piece, in bytes."""
-    if staged.is_in_memory or (job.event_time is not None and job.event_time.is_in_order):
+    if staged.is_in_memory or job.is_in_order:
         return None
     if job.takes_whole_keys or job.sorted_by:
         return KeyGroupFiles(staged, job, key_type, parallelism, schema)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from statebackend.errors import UsageError
 from statebackend.state import Duration, milliseconds
 
-TIMERS = ("after_batch", "between_rows")
+TIMERS = ("between_rows", "after_batch")
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,10 @@ class EventTime:
     ``column`` is a timestamp, or a number of milliseconds. The *watermark* is the greatest time so far less
     ``watermark_delay``, and never falls. A row is late if its time is below the watermark of the batch before:
     ``late="keep"`` gives such rows to the function, ``"drop"`` drops them, ``"fail"`` fails the batch, and
-    ``to_output(name)`` gives them, as they are, to an output. With ``timers="between_rows"`` the rows of a key come in
-    the order of their times, each after the timers that are due before it; with ``"after_batch"`` as they are, and all
-    timers after them. A time that is further than ``max_ahead`` ahead of the clock does not move the watermark, and its
+    ``to_output(name)`` gives them, as they are, to an output. With ``timers="between_rows"``, the default for a
+    `KeyedProcessFunction`, the rows of a batch come in the order of their times, each after the timers that are due
+    before it. With ``"after_batch"``, which all other functions use, they come as they are, and all timers after them.
+    A time that is further than ``max_ahead`` ahead of the clock does not move the watermark, and its
     row goes the way of a late one. When no row with a time has come for ``idle_after``, the watermark follows the
     clock, at a distance of ``idle_after`` and ``watermark_delay``; that is for rows whose times are those of the clock,
     and not for a replay of older ones. ``watermark_delay``, ``max_ahead`` and ``idle_after`` are durations:
@@ -80,13 +81,13 @@ class EventTime:
     60000
     >>> EventTime("at", timers="sometimes")
     Traceback (most recent call last):
-    statebackend.errors.UsageError: timers is 'after_batch' or 'between_rows' [USAGE]
+    statebackend.errors.UsageError: unknown timers='sometimes'; expected 'between_rows' or 'after_batch' [USAGE]
     """
 
     column: str
     watermark_delay: Duration = 0
     late: Rule = "keep"
-    timers: str = "after_batch"
+    timers: str | None = None
     max_ahead: Duration | None = None
     idle_after: Duration | None = None
 
@@ -99,10 +100,5 @@ class EventTime:
             if given is not None or name == "watermark_delay":
                 object.__setattr__(self, name, milliseconds(name, given, least=0))
         checked_rule("late", self.late, "keep", "drop", "fail")
-        if self.timers not in TIMERS:
-            raise UsageError("timers is 'after_batch' or 'between_rows'")
-
-    @property
-    def is_in_order(self) -> bool:
-        """True if rows and timers of a key come in the order of their times."""
-        return self.timers == "between_rows"
+        if self.timers is not None and self.timers not in TIMERS:
+            raise UsageError(f"unknown timers={self.timers!r}; expected {' or '.join(map(repr, TIMERS))}")

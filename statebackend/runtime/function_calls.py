@@ -437,7 +437,7 @@ class RowCalls(_KeyedCalls):
         """
         self.context._at = here
         event_time = self.job.event_time
-        if event_time is None or not event_time.is_in_order or not self.keyed.has_timers:
+        if event_time is None or not self.job.is_in_order or not self.keyed.has_timers:
             return None
         delay, next_due, after = event_time.watermark_delay, self.keyed.timers.next_due, self.after
         assert isinstance(delay, int)

@@ -127,15 +127,17 @@ class Job:
         if self.event_time is not None and not isinstance(self.event_time, EventTime):
             raise UsageError("event_time is the name of a column, or an EventTime of one")
         takes_rows = isinstance(function, KeyedProcessFunction)
-        if self.event_time is not None and self.event_time.is_in_order and not takes_rows:
+        timers = None if self.event_time is None else self.event_time.timers
+        if timers == "between_rows" and not takes_rows:
             raise UsageError(
                 "timers='between_rows' is for a KeyedProcessFunction",
                 hint="other functions get several rows at once",
             )
         names = () if order_by is None else _names(order_by, "order_by")
         self.order_by: tuple[str, ...] = names
-        in_order = self.event_time is not None and self.event_time.is_in_order
-        self.sorted_by = (self.event_time.column, *names) if self.event_time and in_order else names
+        #: True if rows and timers come in the order of their times.
+        self.is_in_order = self.event_time is not None and takes_rows and timers != "after_batch"
+        self.sorted_by = (self.event_time.column, *names) if self.event_time and self.is_in_order else names
         #: The column that says which rows are broadcast; None: no row is.
         self.broadcast = _column(broadcast_when, "broadcast_when")
         self.null_keys = checked_rule("null_keys", null_keys, "fail", "drop")

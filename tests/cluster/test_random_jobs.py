@@ -198,7 +198,14 @@ CASES = {
         {
             "key": "user",
             "schema": f"{ROW}, more bigint",
-            "event_time": sb.EventTime("at", watermark_delay=50, late="keep", max_ahead=_DAY, idle_after=200),
+            "event_time": sb.EventTime(
+                "at",
+                watermark_delay=50,
+                late="keep",
+                timers="after_batch",
+                max_ahead=_DAY,
+                idle_after=200,
+            ),
             "order_by": "seq",
             "null_keys": "drop",
         },
@@ -208,7 +215,9 @@ CASES = {
         {
             "key": ["user", "id"],
             "schema": f"{ROW}, more bigint",
-            "event_time": sb.EventTime("at", watermark_delay=20, late="drop", max_ahead=_DAY),
+            "event_time": sb.EventTime(
+                "at", watermark_delay=20, late="drop", timers="after_batch", max_ahead=_DAY
+            ),
         },
         "struct<user:string,id:bigint>",
     ),
@@ -222,9 +231,7 @@ CASES = {
                 "late": "user string, seq bigint, at bigint",
                 "no key": "user string, seq bigint",
             },
-            "event_time": sb.EventTime(
-                "at", watermark_delay=20, late=sb.to_output("late"), timers="between_rows", max_ahead=_DAY
-            ),
+            "event_time": sb.EventTime("at", watermark_delay=20, late=sb.to_output("late"), max_ahead=_DAY),
             "null_keys": sb.to_output("no key"),
         },
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -44,7 +45,8 @@ def rows(*times: int | None, user: str = "ann") -> pa.Table:
 @pytest.mark.parametrize("schema", [SCHEMAS, dict.fromkeys(SCHEMAS)], ids=["in Arrow", "as they are"])
 def test_rows_that_are_not_on_time_go_to_their_output(function: Any, schema: Any) -> None:
     clock = ManualClock(1000)
-    with Harness(function, str, key="user", schema=schema, event_time=ROUTED, clock=clock) as harness:
+    event_time = replace(ROUTED, timers="after_batch")
+    with Harness(function, str, key="user", schema=schema, event_time=event_time, clock=clock) as harness:
         first = [tuple(row)[:2] for row in harness.process_batch(rows(100, None, 3))]
         assert first == [("ann", 100), ("ann", None), ("ann", 3)]
         assert harness.outputs["late"] == []

@@ -23,6 +23,10 @@ pytestmark = [pytest.mark.usefixtures("either_way"), each_way]
 TTL = 100
 
 
+#: Rows come in their order, and timers after them.
+AFTER = sb.EventTime("at", timers="after_batch")
+
+
 def rows(*given: tuple[int, int | None], **more: list[Any]) -> pa.Table:
     columns = {"k": [key for key, _ in given], "at": pa.array([at for _, at in given], pa.int64())}
     return pa.table({**columns, **more})
@@ -39,7 +43,7 @@ def test_a_batch_has_the_clocks_time_and_the_watermark_before_it(backend: str) -
         Looking(),
         int,
         key="k",
-        event_time=sb.EventTime("at", watermark_delay=10),
+        event_time=sb.EventTime("at", watermark_delay=10, timers="after_batch"),
         clock=clock,
         backend=backend,
     ) as harness:
@@ -92,7 +96,7 @@ def test_late_rows_are_kept_or_dropped_or_fail_the_batch(backend: str) -> None:
         ("keep", [(30, 40, 0), (40, 40, 0), (None, 40, 0)]),
         ("drop", [(40, 40, 0), (None, 40, 0)]),
     ):
-        event_time = sb.EventTime("at", watermark_delay=10, late=late)
+        event_time = sb.EventTime("at", watermark_delay=10, late=late, timers="after_batch")
         with Harness(Looking(), int, key="k", event_time=event_time, backend=backend) as harness:
             harness.process_batch(rows((1, 50)))
             assert harness.process_batch(rows((1, 30), (2, 40), (3, None))) == wanted
@@ -112,7 +116,7 @@ def test_times_far_ahead_of_the_clock_do_not_count(backend: str) -> None:
     clock = ManualClock(1000)
     far = datetime.timedelta(milliseconds=500)
     for late in ("keep", "drop"):
-        event_time = sb.EventTime("at", max_ahead=far, late=late)
+        event_time = sb.EventTime("at", max_ahead=far, late=late, timers="after_batch")
         with Harness(Looking(), int, key="k", event_time=event_time, clock=clock, backend=backend) as harness:
             given = harness.process_batch(rows((1, 1501), (1, 1500), (1, 10**17)))
             assert [at for at, *_ in given] == ([1501, 1500, 10**17] if late == "keep" else [1500])
@@ -146,11 +150,9 @@ def test_the_join_of_the_recipes_finds_orders_that_wait_and_have_not_expired(bac
             ]
         )
     ]
-    join = recipes_join()
+    join, event_time = recipes_join(), sb.EventTime("at", watermark_delay=10, timers="after_batch")
     for size in (1, 2, 7):
-        with Harness(
-            join, int, key="customer", event_time=sb.EventTime("at", watermark_delay=10), backend=backend
-        ) as harness:
+        with Harness(join, int, key="customer", event_time=event_time, backend=backend) as harness:
             batches = (given[at : at + size] for at in range(0, len(given), size))
             found = [row for batch in batches for row in harness.process_batch(batch)]
         assert found == [("ann", 0, 5), ("ann", 2, 5), ("ann", 5, 5), ("ann", 6, 5)], size
@@ -228,7 +230,7 @@ def ticks(*given: tuple[int, int, list[int], int | None]) -> pa.Table:
 
 def test_a_timer_sees_state_at_its_own_time(backend: str) -> None:
     clock = ManualClock(5)
-    with Harness(Ticking(), int, key="k", event_time="at", clock=clock, backend=backend) as harness:
+    with Harness(Ticking(), int, key="k", event_time=AFTER, clock=clock, backend=backend) as harness:
         # The watermark jumps from nothing to 9000; the timers of key 1 are of long before.
         assert harness.process_batch(ticks((1, 1000, [1099, 1198, 1298, 9001], 3), (2, 9000, [], None))) == [
             (1000, None),
@@ -246,8 +248,8 @@ def test_timers_in_order_fire_between_rows(backend: str) -> None:
     batch = ticks(
         (1, 1000, [1050, 1100], None), (1, 1210, [], None), (2, 1500, [1400], None), (1, 1160, [], None)
     )
-    late = sb.EventTime("at", watermark_delay=60)
-    in_order = sb.EventTime("at", watermark_delay=60, timers="between_rows")
+    late = sb.EventTime("at", watermark_delay=60, timers="after_batch")
+    in_order = sb.EventTime("at", watermark_delay=60)
     with Harness(Ticking(), int, key="k", event_time=late, backend=backend) as harness:
         assert harness.process_batch(batch) == [
             (1000, None),
@@ -271,7 +273,7 @@ def test_timers_in_order_fire_between_rows(backend: str) -> None:
 
 
 def test_a_timer_is_due_before_the_row_whose_time_less_the_delay_is_its_own(backend: str) -> None:
-    in_order = sb.EventTime("at", watermark_delay=60, timers="between_rows")
+    in_order = sb.EventTime("at", watermark_delay=60)
     for at, fires_before in ((1159, False), (1160, True)):
         with Harness(Ticking(), int, key="k", event_time=in_order, backend=backend) as harness:
             batch = ticks((1, 1000, [1100], None), (1, at, [], None), (2, 5000, [], None))
@@ -306,7 +308,7 @@ class Minutely(sb.KeyedProcessFunction):
 
 def test_a_timer_has_the_watermark_that_fires_it(backend: str) -> None:
     clock = ManualClock(10)
-    with Harness(Minutely(), int, key="k", event_time="at", clock=clock, backend=backend) as harness:
+    with Harness(Minutely(), int, key="k", event_time=AFTER, clock=clock, backend=backend) as harness:
         first = [("row", 1000, None), ("row", 1100, None), ("timer", 1000, 1100), ("timer", 10, None)]
         assert harness.process_batch(rows((1, 1000), (2, 1100))) == first
         assert harness.keyed.timers.next_due("event") == 1160
@@ -355,12 +357,12 @@ def test_rows_come_in_order_of_their_times_nulls_first_and_then_by_the_order_giv
             yield ctx.timestamp, row.n
 
     given = rows((1, 30), (1, None), (1, 10), (1, 30), (1, None), n=[5, 4, 3, 2, 1])
-    in_order = sb.EventTime("at", timers="between_rows")
+    in_order = "at"
     with Harness(Order(), int, key="k", event_time=in_order, order_by="n", backend=backend) as harness:
         assert harness.process_batch(given) == [(None, 1), (None, 4), (10, 3), (30, 2), (30, 5)]
     with Harness(Order(), int, key="k", event_time=in_order, backend=backend) as harness:
         assert harness.process_batch(given) == [(None, 4), (None, 1), (10, 3), (30, 5), (30, 2)]
-    with Harness(Order(), int, key="k", event_time="at", order_by="n", backend=backend) as harness:
+    with Harness(Order(), int, key="k", event_time=AFTER, order_by="n", backend=backend) as harness:
         assert [at for at, _ in harness.process_batch(given)] == [None, 30, 10, None, 30]
 
 
@@ -368,7 +370,7 @@ def test_a_batch_of_many_pieces_has_the_times_of_its_rows(backend: str, either_w
     """A batch that comes whole is cut after 65,536 rows; one that comes in pieces has a row in each."""
     n = 2_000 if either_way else 70_000
     at = list(range(n, 0, -1))
-    with Harness(Looking(), int, key="k", event_time="at", backend=backend) as harness:
+    with Harness(Looking(), int, key="k", event_time=AFTER, backend=backend) as harness:
         parts = [rows(*((1, each) for each in at[begin : begin + 40_000])) for begin in range(0, n, 40_000)]
         given = harness.process_batch(pa.concat_tables(parts))
         assert [each for each, *_ in given] == at
@@ -498,7 +500,7 @@ def test_options_that_make_no_sense_are_refused(backend: str) -> None:
         ("watermark_delay", {"watermark_delay": 1.5}),
         ("max_ahead", {"max_ahead": -1}),
         ("late is not a rule", {"late": None}),
-        ("timers is", {"timers": "sometimes"}),
+        ("unknown timers='sometimes'; expected 'between_rows' or", {"timers": "sometimes"}),
     ):
         with pytest.raises(sb.UsageError, match=wrong):
             sb.EventTime("at", **options)  # type: ignore[arg-type]
