@@ -220,11 +220,8 @@ def write_savepoint(
     with savepoint.write_part(*operator_part(subtask_index, parallelism, now)) as part:
         for name in sorted(views):
             view = views[name]
-            if view.is_empty:
-                part.add_state(view.described(name))
-            else:
-                rows = section(name, view)
-                part.write_state(view.described(name), rows.schema, (each.batch for each in rows.batches))
+            rows = () if view.is_empty else section(name, view).batches
+            part.write_state(view.described(name), (each.batch for each in rows))
 
 
 def operator_part(subtask_index: int, parallelism: int, now: int | None) -> tuple[str, str, JsonObject]:

@@ -3,7 +3,7 @@
 from statebackend.tools.build import bootstrap
 from statebackend.tools.export import savepoint
 from statebackend.tools.history import rewind, set_time
-from statebackend.tools.map_migration import value_map_to_map_state
+from statebackend.tools.map_migration import split_maps
 from statebackend.tools.read import read_state
 from statebackend.tools.rewrite import drop_state, rescale
 from statebackend.tools.verification import repair, verify
@@ -17,6 +17,6 @@ __all__ = [
     "rewind",
     "savepoint",
     "set_time",
-    "value_map_to_map_state",
+    "split_maps",
     "verify",
 ]

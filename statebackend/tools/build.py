@@ -23,11 +23,11 @@ Source = StateDescriptor | tuple[StateDescriptor, str | Sequence[str]]
 
 
 def bootstrap(
+    store: str | os.PathLike[str],
     table: Any,
+    *,
     key: str | Sequence[str],
     descriptors: Iterable[Source],
-    uri: str | os.PathLike[str],
-    *,
     backend: str | StateBackend = "heap",
     max_parallelism: int = 128,
     clock: Any = None,
@@ -38,8 +38,8 @@ def bootstrap(
     state has the state's name, unless the descriptor comes in a pair with another column name. A value state gets the
     last value of a key, a reducing or aggregating state all of them. A list state gets all elements, or all elements
     of a column of lists. A map state takes a column of maps, or two columns, one of map keys and one of values. Rows
-    with null leave a state as it is. The result, a savepoint at ``uri``, is complete when the call returns. It
-    carries no time: ``clock`` stamps values with a time to live, and the job that begins with the savepoint uses
+    with null leave a state as it is. The result is a savepoint at the path ``store``, complete when the call returns.
+    It carries no time: ``clock`` stamps values with a time to live, and the job that begins with the savepoint uses
     its own clock.
     """
     rows = table if isinstance(table, pa.Table) else pa.table(table)
@@ -55,7 +55,7 @@ def bootstrap(
             for source, state in zip(sources, states, strict=True):
                 source.fill(state, keys, batch)
             progress.advance(batch.num_rows)
-        savepoint: Savepoint = keyed.savepoint(Savepoint(uri, timeless=True))
+        savepoint: Savepoint = keyed.savepoint(Savepoint(store, timeless=True))
     return savepoint
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +30,8 @@ _BATCH_ROWS = 65_536
 
 def savepoint(
     store: str | os.PathLike[str] | CheckpointReader,
-    uri: str | os.PathLike[str] | Savepoint,
+    target: str | os.PathLike[str] | Savepoint,
+    *,
     id: int | None = None,
 ) -> Savepoint:
     """Make a savepoint of a checkpoint, by default the newest, in a new folder.
@@ -57,13 +58,21 @@ def savepoint(
     ['Ann']
     >>> folder.cleanup()
     """
-    target = uri if isinstance(uri, Savepoint) else Savepoint(uri)
+    made = target if isinstance(target, Savepoint) else Savepoint(target)
     with pinned_checkpoint(store, id) as (checkpoint, keep):
-        _write(checkpoint, target, keep)
-    return target
+        write_savepoint(checkpoint, made, keep, lambda state, batches: (state, batches))
+    return made
 
 
-def _write(checkpoint: Checkpoint, target: Savepoint, keep: Callable[[], None]) -> None:
+_Batches = Iterable[pa.RecordBatch]
+#: Changes the description and the rows of a state on their way.
+Change = Callable[[StateDescription, _Batches], tuple[StateDescription, _Batches]]
+
+
+def write_savepoint(
+    checkpoint: Checkpoint, target: Savepoint, keep: Callable[[], None], change: Change
+) -> None:
+    """Write a checkpoint's states as ``change`` gives them; calls ``keep`` now and then."""
     keyed, operators = _keyed_of(checkpoint), operator_snapshots(checkpoint)
     if not keyed and not operators:
         raise UsageError(
@@ -78,7 +87,7 @@ def _write(checkpoint: Checkpoint, target: Savepoint, keep: Callable[[], None]) 
         target.write_whole(parts) as writers,
     ):
         for each, writer in zip(keyed, writers, strict=False):
-            _write_keyed(checkpoint, each, writer, progress)
+            _write_keyed(checkpoint, each, writer, progress, change)
         for snapshot, writer in zip(operators, writers[len(keyed) :], strict=True):
             _write_operator(checkpoint, snapshot, writer, progress)
 
@@ -155,20 +164,18 @@ def _opened(checkpoint: Checkpoint, snapshot: StateSnapshot, names: set[str]) ->
 # --- keyed state ---
 
 
-def _write_keyed(checkpoint: Checkpoint, keyed: _Keyed, writer: PartWriter, progress: Progress) -> None:
+def _write_keyed(
+    checkpoint: Checkpoint, keyed: _Keyed, writer: PartWriter, progress: Progress, change: Change
+) -> None:
     with _opened(checkpoint, keyed.snapshot, {state.name for state in keyed.states}) as files:
         for state in keyed.states:
-            tables = _shown(checkpoint, files, state)
-            first = next(tables, None)
-            if first is None:
-                writer.add_state(state.to_json())
-            else:
-                batches = (
-                    batch
-                    for table in itertools.chain([first], tables)
-                    for batch in table.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
-                )
-                writer.write_state(state.to_json(), first.schema, batches)
+            batches = (
+                batch
+                for table in _shown(checkpoint, files, state)
+                for batch in table.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
+            )
+            described, changed = change(state, batches)
+            writer.write_state(described.to_json(), changed)
             progress.advance(_share(files, state.name, keyed.snapshot))
 
 
@@ -216,11 +223,11 @@ def _write_operator(
         for state in snapshot.states:
             name = state["name"]
             if not files.rows(name):
-                writer.add_state(state)
+                writer.write_state(state, ())
                 continue
             with _reading(checkpoint):
                 (table,) = files.read(name)
-            writer.write_state(state, table.schema, table.to_batches(max_chunksize=_BATCH_ROWS))
+            writer.write_state(state, table.to_batches(max_chunksize=_BATCH_ROWS))
             progress.advance(_share(files, name, snapshot))
 
 

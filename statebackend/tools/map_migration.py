@@ -1,10 +1,9 @@
-"""Turns a value state that holds maps into a map state, in a copy of a savepoint."""
+"""Turns a value state that holds maps into a map state, in a savepoint of a store or of another savepoint."""
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from statebackend.checkpoint import CheckpointReader
 from statebackend.checkpoint.keyed.description import StateDescription, different_states
 from statebackend.checkpoint.keyed.savepoint_rows import keyed_parts
 from statebackend.checkpoint.keyed.state_restore import PART as KEYED
@@ -23,13 +23,15 @@ from statebackend.checkpoint.store.savepoint_folder import (
 )
 from statebackend.errors import SerializationError, StateMigrationError, UsageError
 from statebackend.operator_state.element_columns import column_type, to_column
+from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.operator_state.operator_snapshots import operator_parts
 from statebackend.runtime.start_checks import no_state
 from statebackend.state import MapStateDescriptor
+from statebackend.tools.export import write_savepoint
 from statebackend.tools.progress_line import Progress
-from statebackend.tools.read import open_saved
+from statebackend.tools.read import open_saved, pinned_checkpoint
 from statebackend.tools.tables import map_entries, unreadable
-from statebackend.types import PICKLE
+from statebackend.types import PICKLE, from_config
 from statebackend.types.serializers import describe, serializer_for
 
 #: Entries that are read and written at a time, about; one map is read at least.
@@ -38,18 +40,20 @@ _PIECE_ENTRIES = 65_536
 _BATCH_BYTES = 16 << 20
 
 
-def value_map_to_map_state(
-    source: str | os.PathLike[str] | Savepoint,
-    target: str | os.PathLike[str] | Savepoint,
+def split_maps(
+    store: str | os.PathLike[str] | CheckpointReader | Savepoint,
     name: str,
-    descriptor: MapStateDescriptor,
+    *,
+    target: str | os.PathLike[str] | Savepoint,
+    descriptor: MapStateDescriptor | None = None,
 ) -> Savepoint:
-    """Copy a savepoint into a new folder, with the value state ``name``, which holds maps, as a map state.
+    """Make a savepoint in a new folder in which the value state ``name``, which holds maps, is a map state.
 
-    ``descriptor`` is what the function asks for from now on; it may have the old name or a new one. The value state is
-    of MAP, or of PICKLE, whose dicts are unpickled: that executes what they say, so trust the savepoint. Every entry
-    has the namespace of its map, and its time stamp, if there is a time to live. A key whose map is empty has nothing
-    in the copy. O(bytes); memory: some 16 MB of maps, or one map. If anything fails, no copy is left.
+    ``store`` is a store, whose newest checkpoint is read, or a savepoint. ``descriptor`` describes the map state under
+    the old name or a new one. Default: the old name, and the types of the maps. Maps of PICKLE need it. The tool
+    unpickles them, which executes their content, so trust the savepoint. Every entry has the namespace of its map, and
+    its time stamp, if there is a time to live. A key whose map is empty has nothing in the copy. O(bytes); memory for a
+    savepoint: some 16 MB of maps, or one map; for a store as `savepoint`. If anything fails, no copy is left.
 
     >>> import tempfile
     >>> from statebackend.backends import create_backend
@@ -58,31 +62,44 @@ def value_map_to_map_state(
     >>> keyed = create_backend("reference").create_keyed_backend(int)
     >>> keyed.get_value_state(ValueStateDescriptor("seen", dict[str, int])).update_many([7], [{"a": 1, "b": None}])
     >>> _ = keyed.savepoint(folder.name + "/old")
-    >>> seen = MapStateDescriptor("seen", str, int)
-    >>> made = value_map_to_map_state(folder.name + "/old", folder.name + "/new", "seen", seen)
+    >>> made = split_maps(folder.name + "/old", "seen", target=folder.name + "/new")
     >>> again = create_backend("reference").create_keyed_backend(int, restore=made)
     >>> again.set_current_key(7)
-    >>> list(again.get_map_state(seen).items())
+    >>> list(again.get_map_state(MapStateDescriptor("seen", str, int)).items())
     [('a', 1), ('b', None)]
     >>> folder.cleanup()
     """
-    given: Any = descriptor
-    if not isinstance(given, MapStateDescriptor):
+    if descriptor is not None and not isinstance(descriptor, MapStateDescriptor):
         raise UsageError(
-            f"what the state becomes is described by a MapStateDescriptor, not by a {type(given).__name__}",
-            hint='write value_map_to_map_state(source, target, "seen", MapStateDescriptor("seen", str, int))',
+            "cannot describe a map state with another descriptor",
+            code="USAGE.DESCRIPTOR",
+            detail=f"a {type(descriptor).__name__}",
+            hint='pass descriptor=sb.MapStateDescriptor("seen", str, int)',
         )
-    savepoint = open_saved(source, None)
-    if not isinstance(savepoint, Savepoint):
-        raise UsageError(
-            "this is a store of checkpoints, and no savepoint",
-            detail=repr(savepoint),
-            hint="make a savepoint of it: sb.tools.savepoint(store, folder)",
-        )
-    savepoint.check_exists()
     copied = target if isinstance(target, Savepoint) else Savepoint(target)
+    saved = open_saved(store, None)
+    if isinstance(saved, Savepoint):
+        _split_in_savepoint(saved, copied, name, descriptor)
+        return copied
+    assert not isinstance(store, Savepoint)
+    with pinned_checkpoint(store, saved.id) as (checkpoint, keep):
+        known = [
+            (each.extra.get("part") != OPERATOR, state)
+            for each in checkpoint.snapshots
+            for state in each.states
+        ]
+        change = _change_of(known, name, descriptor, f"checkpoint {checkpoint.id}")
+        write_savepoint(checkpoint, copied, keep, change.applied)
+    return copied
+
+
+def _split_in_savepoint(
+    savepoint: Savepoint, copied: Savepoint, name: str, descriptor: MapStateDescriptor | None
+) -> None:
+    savepoint.check_exists()
     parts = [*(part for part, _ in keyed_parts(savepoint)), *operator_parts(savepoint)]
-    change = _change_of(savepoint, parts, name, descriptor)
+    known = [(_as_written(part)[0] == KEYED, state.described) for part in parts for state in part.states]
+    change = _change_of(known, name, descriptor, f"savepoint {savepoint.uri}")
     total = sum(state.size for part in parts for state in part.states)
     with (
         Progress(f"making {name!r} a map state", total) as progress,
@@ -94,7 +111,6 @@ def value_map_to_map_state(
                     _write_changed(savepoint, state, change, writer, progress)
                 else:
                     writer.copy_state(savepoint, state, progress.advance)
-    return copied
 
 
 class _Entries(NamedTuple):
@@ -118,6 +134,14 @@ class _Change(NamedTuple):
     value_type: pa.DataType
     entries: _EntriesOf
 
+    def applied(
+        self, state: StateDescription, batches: Iterable[pa.RecordBatch]
+    ) -> tuple[StateDescription, Iterable[pa.RecordBatch]]:
+        """The description and the rows of any state after the change."""
+        if state.name != self.name:
+            return state, batches
+        return self.becomes, (piece for batch in batches for piece in _pieces(batch, self, self.name))
+
 
 def _as_written(part: SavepointPart) -> tuple[str, str, Mapping[str, object]]:
     """A part as `Savepoint.write_whole` takes it."""
@@ -129,28 +153,37 @@ def _as_written(part: SavepointPart) -> tuple[str, str, Mapping[str, object]]:
 
 
 def _change_of(
-    savepoint: Savepoint, parts: list[SavepointPart], name: str, descriptor: MapStateDescriptor
+    known: list[tuple[bool, dict[str, Any]]], name: str, descriptor: MapStateDescriptor | None, where: str
 ) -> _Change:
-    where = f"savepoint {savepoint.uri}"
-    known = [(part, state.described) for part in parts for state in part.states]
-    named = [(part, described) for part, described in known if described["name"] == name]
+    """The change of a state among those that are known: whether each is keyed, and its description."""
+    named = [(is_keyed, described) for is_keyed, described in known if described["name"] == name]
     if not named:
         raise no_state(name, [described["name"] for _, described in known], where)
-    part, described = named[0]
+    is_keyed, described = named[0]
     if any(each != described for _, each in named):
-        raise different_states("savepoint", name).at(where)
+        raise different_states(where.partition(" ")[0], name).at(where)
     kind, types = described["kind"], described["types"]
     config = types.get("value")
-    is_keyed = _as_written(part)[0] == KEYED
     if not is_keyed or kind != "value" or config["type"] not in ("map", "pickle"):
         raise UsageError(
             f"state {name!r} is no value state that holds maps",
+            code="USAGE.STATE_KIND",
             detail=f"it is {kind.upper()} of {', '.join(map(describe, types.values()))}; {where}",
             hint="name a value state of MAP, or of PICKLE with dicts in it",
         )
+    if descriptor is None:
+        if config["type"] == "pickle":
+            raise UsageError(
+                f"missing the types of the map state {name!r}, whose maps are pickled",
+                code="USAGE.DESCRIPTOR",
+                detail=where,
+                hint='pass descriptor=sb.MapStateDescriptor("seen", str, int)',
+            )
+        descriptor = MapStateDescriptor(name, from_config(config["key"]), from_config(config["value"]))
     if descriptor.name != name and any(each["name"] == descriptor.name for _, each in known):
         raise UsageError(
-            f"the savepoint has a state {descriptor.name!r} already",
+            f"there is a state {descriptor.name!r} already",
+            code="USAGE.DESCRIPTOR",
             detail=where,
             hint=f"give the map state another name; {name!r} itself is free",
         )
@@ -160,7 +193,7 @@ def _change_of(
     else:
         types = descriptor.config()["types"]
         entries = partial(_of_pickles, _Pickles(name, descriptor))
-    has_ttl = StateDescription.read(described, part.name).ttl
+    has_ttl = StateDescription.read(described, where).ttl
     becomes = StateDescription(descriptor.name, "map", types, has_ttl)
     becomes.check(descriptor)  # what a restart would refuse is refused now
     key_type, value_type = (column_type(types[role]).arrow for role in ("key", "value"))
@@ -174,15 +207,10 @@ def _write_changed(
     savepoint: Savepoint, state: SavepointState, change: _Change, writer: PartWriter, progress: Progress
 ) -> None:
     if not state.rows:
-        writer.add_state(change.becomes.to_json())
+        writer.write_state(change.becomes.to_json(), ())
         return
     with savepoint.open_state(state) as file:
-        batches = _changed(file, state, change, progress)
-        first = next(batches, None)
-        if first is None:  # all maps were empty
-            writer.add_state(change.becomes.to_json())
-        else:
-            writer.write_state(change.becomes.to_json(), first.schema, itertools.chain([first], batches))
+        writer.write_state(change.becomes.to_json(), _changed(file, state, change, progress))
 
 
 def _changed(

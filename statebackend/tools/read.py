@@ -189,11 +189,11 @@ _SLICE_ROWS = 1 << 22
 
 
 def read_state(
-    uri: str | os.PathLike[str] | CheckpointReader | Savepoint, name: str, id: int | None = None
+    store: str | os.PathLike[str] | CheckpointReader | Savepoint, name: str, *, id: int | None = None
 ) -> pa.Table:
     """The rows of a state in a checkpoint, by default the newest. O(rows of the state).
 
-    ``uri`` belongs to a store, or to a savepoint, which has no ids. A `CheckpointStore` may be given, too.
+    ``store`` is a store or a savepoint, or the path of either. A savepoint has no ids.
 
     A keyed state has the columns ``key``; ``namespace``, if there are others than `VOID`; ``map_key`` for map states;
     ``value``; and ``timestamp`` (milliseconds), if there is a time to live. An operator state has ``subtask``, the
@@ -201,7 +201,7 @@ def read_state(
     keep their order; keys have none. The table includes values that have expired and are still stored. Pickles are
     bytes: nothing is executed.
     """
-    checkpoint = open_saved(uri, id)
+    checkpoint = open_saved(store, id)
     if isinstance(checkpoint, Savepoint):
         return savepoint_table(checkpoint, name)
     found = [(each, state) for each in checkpoint.snapshots for state in each.states if state["name"] == name]

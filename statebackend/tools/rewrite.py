@@ -118,7 +118,7 @@ def _copied_without(checkpoint: Checkpoint, name: str, target: Target) -> Checkp
     return copy.opened()
 
 
-def rescale(source: Source, target: Target, max_parallelism: int, *, id: int | None = None) -> Checkpoint:
+def rescale(store: Source, target: Target, *, max_parallelism: int, id: int | None = None) -> Checkpoint:
     """Copy a checkpoint, by default the newest, into a new store with another number of key groups.
 
     Every row of keyed state moves to the new key group of its key. O(rows); memory: the largest part of a state that
@@ -128,7 +128,7 @@ def rescale(source: Source, target: Target, max_parallelism: int, *, id: int | N
     """
     if type(max_parallelism) is not int or not 1 <= max_parallelism <= MAX_PARALLELISM:
         raise UsageError(f"max_parallelism is an int from 1 to {MAX_PARALLELISM}")
-    checkpoint = open_checkpoint(source, id)
+    checkpoint = open_checkpoint(store, id)
     keyed = [each for each in checkpoint.snapshots if each.extra.get("part") != OPERATOR]
     operators = [each for each in checkpoint.snapshots if each.extra.get("part") == OPERATOR]
     states = _states_of(keyed)

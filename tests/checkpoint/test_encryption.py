@@ -228,19 +228,19 @@ def test_tools_work_on_the_object(tmp_path: Path) -> None:
     assert (report.newest_intact, report.left_over) == (1, [])
     table = sb.tools.read_state(store, "count").sort_by("key")
     assert table["value"].to_pylist() == [0, 1, 2, 33, *range(4, 100)]
-    assert sb.tools.read_state(store.open_readonly(), "count", 0).sort_by("key")["value"][3].as_py() == 3
+    assert sb.tools.read_state(store.open_readonly(), "count", id=0).sort_by("key")["value"][3].as_py() == 3
     made = sb.tools.savepoint(store, tmp_path / "savepoint")
     for savepoint in (made, tmp_path / "direct"):
         assert sb.tools.read_state(savepoint, "count").num_rows == 100
         with create("reference", restore=savepoint) as again:
             assert again.get_state(count).get_many([3]).to_pylist() == [33]
-    mapped = sb.tools.value_map_to_map_state(made, tmp_path / "mapped", "names", names)
+    mapped = sb.tools.split_maps(made, "names", target=tmp_path / "mapped", descriptor=names)
     with create("reference", restore=mapped) as again:
         assert again.get_state(names).get_many([7], ["ann"]).to_pylist() == [1]
     assert sb.check_compatibility(store, [count]).is_compatible
 
     copies = {"rescaled": 64, "dropped": 32}
-    sb.tools.rescale(store, tmp_path / "rescaled", 64)
+    sb.tools.rescale(store, tmp_path / "rescaled", max_parallelism=64)
     sb.tools.drop_state(store, "more", target=tmp_path / "dropped")
     for name, groups in copies.items():
         assert not any(b"ARROW1" in each for each in data_files(tmp_path / name).values())
@@ -253,9 +253,11 @@ def test_tools_work_on_the_object(tmp_path: Path) -> None:
         assert copy.open_latest().read_file(copied) == b"of the batch" * 10_000
     # With a store as its target a copy changes from the one to the other.
     plain = sb.CheckpointStore(tmp_path / "plain")
-    sb.tools.rescale(store, plain, 32)
+    sb.tools.rescale(store, plain, max_parallelism=32)
     assert sb.tools.read_state(tmp_path / "plain", "count").num_rows == 100
-    sb.tools.rescale(plain, sb.CheckpointStore(tmp_path / "anew", encryption=AesGcm(OTHER_KEY)), 32)
+    sb.tools.rescale(
+        plain, sb.CheckpointStore(tmp_path / "anew", encryption=AesGcm(OTHER_KEY)), max_parallelism=32
+    )
     anew = sb.CheckpointStore(tmp_path / "anew", encryption=AesGcm(OTHER_KEY))
     assert sb.tools.read_state(anew, "count").num_rows == 100
 
@@ -362,7 +364,7 @@ def test_another_key_is_refused_and_named_as_a_possible_cause(tmp_path: Path) ->
         lambda: create("reference", restore=other.open_latest()),
         lambda: sb.tools.read_state(other, "n"),
         lambda: sb.tools.savepoint(other, tmp_path / "savepoint"),
-        lambda: sb.tools.rescale(other, tmp_path / "rescaled", 64),
+        lambda: sb.tools.rescale(other, tmp_path / "rescaled", max_parallelism=64),
     ]
     for call in calls:
         with pytest.raises(sb.CorruptCheckpointError, match=r"another key.*CORRUPT_CHECKPOINT") as caught:

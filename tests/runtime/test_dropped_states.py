@@ -230,7 +230,7 @@ def test_copies_and_savepoints_leave_out_a_dropped_state(tmp_path: Path) -> None
     sb.tools.drop_state(store, "total")
     sb.tools.drop_state(store, "offsets")
     copies: list[Any] = [
-        sb.tools.rescale(store, tmp_path / "rescaled", 32),
+        sb.tools.rescale(store, tmp_path / "rescaled", max_parallelism=32),
         sb.tools.drop_state(store, "old", target=tmp_path / "copied"),
         sb.tools.savepoint(store, tmp_path / "savepoint"),
     ]

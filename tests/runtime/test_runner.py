@@ -427,7 +427,7 @@ def test_a_new_store_begins_from_a_savepoint_or_a_table(
     path, clock = tmp_path / "savepoint", ManualClock(2**42)
     if is_bootstrapped:
         orders = pa.table({"user": ["a"], "amount": [40]})
-        sb.tools.bootstrap(orders, "user", [(total, "amount")], path, clock=clock)
+        sb.tools.bootstrap(path, orders, key="user", descriptors=[(total, "amount")], clock=clock)
     else:
         with sb.create_backend("heap").create_keyed_backend("string", clock=clock) as keyed:
             keyed.get_state(total).add_many(["a"], [40])

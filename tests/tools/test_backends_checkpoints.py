@@ -33,7 +33,7 @@ def test_copies_hold_what_it_holds(tmp_path: Path, backend: str, key_type: Any, 
             store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
             held = contents(keyed)
             target = tmp_path / f"copy-{max_parallelism}"
-            copy = sb.tools.rescale(root, target, max_parallelism)
+            copy = sb.tools.rescale(root, target, max_parallelism=max_parallelism)
             for into in BACKENDS:
                 with create(into, key_type, max_parallelism=max_parallelism, restore=copy) as again:
                     assert without_groups(contents(again)) == without_groups(held)

@@ -48,7 +48,7 @@ def test_rows_are_in_order(tmp_path: Path, backend: str, piece: int, monkeypatch
         sb.MapStateDescriptor("limits", str, int),
         (sb.MapStateDescriptor("pairs", str, int), ("which", "what")),
     ]
-    sb.tools.bootstrap(table, "user", descriptors, tmp_path, backend=backend)
+    sb.tools.bootstrap(tmp_path, table, key="user", descriptors=descriptors, backend=backend)
     for other in BACKENDS:
         with restored(other, str, tmp_path, max_parallelism=16) as keyed:
             states = [keyed.get_state(each[0] if isinstance(each, tuple) else each) for each in descriptors]
@@ -72,7 +72,9 @@ def test_composite_keys_and_times(tmp_path: Path, backend: str) -> None:
     table = pa.table({"a": [1, 1, None], "b": ["x", "y", "x"], "n": [1, 2, 3]})
     descriptor = sb.ValueStateDescriptor("n", int).enable_time_to_live(sb.StateTtlConfig(100))
     clock = ManualClock(1000)
-    savepoint = sb.tools.bootstrap(table, ["a", "b"], [descriptor], tmp_path, backend=backend, clock=clock)
+    savepoint = sb.tools.bootstrap(
+        tmp_path, table, key=["a", "b"], descriptors=[descriptor], backend=backend, clock=clock
+    )
     assert savepoint.now is None  # of no batch, whatever stamps the values
     clock.set(1099)
     with restored(backend, "struct<a:bigint,b:string>", tmp_path, clock=clock) as keyed:
@@ -87,7 +89,7 @@ def test_record_batches_and_slices_of_tables(tmp_path: Path) -> None:
     batch = pa.record_batch({"k": range(100), "v": [[n] * (n % 3) for n in range(100)]}).slice(40, 20)
     for number, table in enumerate((batch, pa.Table.from_batches([batch, batch.slice(5)]))):
         path = tmp_path / str(number)
-        sb.tools.bootstrap(table, "k", [sb.ListStateDescriptor("v", int)], path)
+        sb.tools.bootstrap(path, table, key="k", descriptors=[sb.ListStateDescriptor("v", int)])
         with restored("reference", int, path) as keyed:
             state = keyed.get_state(sb.ListStateDescriptor("v", int))
             found = state.get_many(range(38, 62)).to_pylist()
@@ -110,12 +112,12 @@ def test_record_batches_and_slices_of_tables(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused(tmp_path: Path, key: str, descriptor: Any, message: str) -> None:
     table = pa.table({"k": [1], "n": [2]})
     with pytest.raises(UsageError, match=message):
-        sb.tools.bootstrap(table, key, [descriptor], tmp_path)
+        sb.tools.bootstrap(tmp_path, table, key=key, descriptors=[descriptor])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_row_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
     for table in (pa.table({"k": [1, None], "n": [2, 2]}), pa.table({"k": [1, 2], "n": ["2", "x"]})):
         with pytest.raises(SerializationError):
-            sb.tools.bootstrap(table, "k", [sb.ValueStateDescriptor("n", int)], tmp_path)
+            sb.tools.bootstrap(tmp_path, table, key="k", descriptors=[sb.ValueStateDescriptor("n", int)])
     assert list(tmp_path.iterdir()) == []

@@ -134,7 +134,7 @@ def test_every_row_goes_to_the_key_group_of_its_key(
     made_for: Any, root: Path, target: Path, rng: random.Random, key_type: str, max_parallelism: int
 ) -> None:
     original, models = write_history(made_for(key_type), rng, key_type)
-    copy = sb.tools.rescale(root, target, max_parallelism)
+    copy = sb.tools.rescale(root, target, max_parallelism=max_parallelism)
     check_same(copy, original, target, models)
     assert copy.metadata.max_parallelism == max_parallelism
     assert operators_of(copy) == operators_of(original)
@@ -164,7 +164,7 @@ def test_the_original_is_left_as_it_was(made_for: Any, root: Path, target: Path,
     with made_for("bigint") as store:
         write_history(store, rng, "bigint")
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    sb.tools.rescale(root, target, 32)
+    sb.tools.rescale(root, target, max_parallelism=32)
     sb.tools.drop_state(root, "map", target=target.with_name("other"))
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
@@ -186,7 +186,7 @@ def test_rows_that_are_a_history_stay_in_order(store: CheckpointStore, root: Pat
     ]
     described = [Model(kind, int, int).described(kind) for kind in ("list", "value")]
     store.commit(7, [keyed_snapshot(store, 7, [write(store, 7, "base", sections)], described)])
-    sb.tools.rescale(root, target, 1)
+    sb.tools.rescale(root, target, max_parallelism=1)
     for each in (root, target):
         found = sb.tools.read_state(each, "list").to_pylist()
         assert found == [{"key": 1, "value": [2]}, {"key": 2, "value": [3, 4]}]
@@ -200,19 +200,19 @@ def test_more_rows_than_a_batch_holds(store: CheckpointStore, root: Path, target
     section = Section("state", rows.schema, [GroupedBatch.of(rows, [3] * count)])
     described = [Model("value", int, str).described("state")]
     store.commit(7, [keyed_snapshot(store, 7, [write(store, 7, "base", [section])], described)])
-    sb.tools.rescale(root, target, 64)
+    sb.tools.rescale(root, target, max_parallelism=64)
     found = sb.tools.read_state(target, "state").sort_by("key")
     assert found["value"].to_pylist() == [str(n) for n in range(count)]
 
 
 def test_what_cannot_be_rescaled(store: CheckpointStore, root: Path, target: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no checkpoint"):
-        sb.tools.rescale(root, target, 32)
+        sb.tools.rescale(root, target, max_parallelism=32)
     model = Model("value", int, int)
     native = write(store, 1, "sst", [])
     store.commit(1, [keyed_snapshot(store, 1, [native], [model.described("n")])])
     with pytest.raises(UsageError, match="'sst'"):
-        sb.tools.rescale(root, target, 32)
+        sb.tools.rescale(root, target, max_parallelism=32)
     described = [model.described("n"), {**model.described("n"), "ttl": True}]
     both = [
         keyed_snapshot(store, 2, [], [each], subtask_index=index, parallelism=2)
@@ -220,16 +220,16 @@ def test_what_cannot_be_rescaled(store: CheckpointStore, root: Path, target: Pat
     ]
     store.commit(2, both)
     with pytest.raises(StateMigrationError, match="'n'"):
-        sb.tools.rescale(root, target, 32)
+        sb.tools.rescale(root, target, max_parallelism=32)
     for wrong in (0, 32_769, "8", None):
         with pytest.raises(UsageError, match="max_parallelism"):
-            sb.tools.rescale(root, target, wrong)  # type: ignore[arg-type]
+            sb.tools.rescale(root, target, max_parallelism=wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="is a store already"):
-        sb.tools.rescale(root, root, 32, id=1)
+        sb.tools.rescale(root, root, max_parallelism=32, id=1)
     with CheckpointStore(tmp_path / "nameless") as nameless:
         nameless.open_for_writing().commit(0, [StateSnapshot(0, nameless.epoch)])
     with pytest.raises(UsageError, match="what type its keys have"):
-        sb.tools.rescale(tmp_path / "nameless", target, 32)
+        sb.tools.rescale(tmp_path / "nameless", target, max_parallelism=32)
     assert CheckpointStore(target).checkpoints() == []
     assert not list(target.glob("data/*/*"))
 
@@ -277,7 +277,7 @@ def test_damage_leaves_nothing(made_for: Any, root: Path, target: Path, rng: ran
         path.write_bytes(bytes(changed))
         to = target / str(number)
         for copies in (
-            lambda: sb.tools.rescale(root, to, 8),  # noqa: B023 - called at once
+            lambda: sb.tools.rescale(root, to, max_parallelism=8),  # noqa: B023 - called at once
             lambda: sb.tools.drop_state(root, "value", target=to),  # noqa: B023
         ):
             with pytest.raises(CorruptCheckpointError, match=file.name):
@@ -312,7 +312,7 @@ def test_a_file_that_two_instances_name_is_copied_once_or_divided(
         for index in range(2)
     ]
     store.commit(7, snapshots)
-    sb.tools.rescale(root, target / "a", 32)
+    sb.tools.rescale(root, target / "a", max_parallelism=32)
     for name, each in (("n", model), ("m", other)):
         for where in (root, target / "a"):
             found = shown(sb.tools.read_state(where, name), False)

@@ -258,7 +258,7 @@ def test_what_is_refused(store: CheckpointStore, root: Path, target: Path) -> No
     with pytest.raises(sb.CorruptCheckpointError, match="'other' that the manifest does not name"):
         sb.tools.savepoint(root, target)
     with pytest.raises(sb.UsageError, match="there is no checkpoint 9"):
-        sb.tools.savepoint(root, target, 9)
+        sb.tools.savepoint(root, target, id=9)
     assert Savepoint(target).parts("keyed") == []
 
 

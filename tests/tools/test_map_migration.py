@@ -1,4 +1,4 @@
-"""`value_map_to_map_state`: entry by entry the map state holds what the maps held, and all else is as it was."""
+"""`split_maps`: entry by entry the map state holds what the maps held, and all else is as it was."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_every_entry_is_in_the_map_state(
                     written[key, keyed.current_namespace] = made
             clock.set(6000)
             keyed.savepoint(tmp_path / "old")
-    made = sb.tools.value_map_to_map_state(
-        tmp_path / "old", tmp_path / "new", "maps", new_descriptor(kind, ttl=True)
+    made = sb.tools.split_maps(
+        tmp_path / "old", "maps", target=tmp_path / "new", descriptor=new_descriptor(kind, ttl=True)
     )
     assert made.now == Savepoint(tmp_path / "old").now
     for restored in BACKENDS:
@@ -128,8 +128,8 @@ def test_all_else_stays_as_it_was(tmp_path: Path, rng: random.Random, backend: s
     operator.get_list_state(sb.ListStateDescriptor("offsets", int)).add_all([1, 2])
     operator.savepoint(tmp_path / "old")
     before = {path: path.read_bytes() for path in (tmp_path / "old").rglob("*") if path.is_file()}
-    copy = sb.tools.value_map_to_map_state(
-        tmp_path / "old", tmp_path / "new", "maps", new_descriptor("map", "as map")
+    copy = sb.tools.split_maps(
+        tmp_path / "old", "maps", target=tmp_path / "new", descriptor=new_descriptor("map", "as map")
     )
     assert {path: path.read_bytes() for path in before} == before
     old = Savepoint(tmp_path / "old")
@@ -151,7 +151,7 @@ def test_an_empty_map_is_nothing_and_so_is_a_state_of_them(tmp_path: Path, backe
         with sb.create_backend(backend).create_keyed_backend(int) as keyed:
             old_state(keyed, "map").update_many(list(range(len(maps))), maps)
             keyed.savepoint(folder / "old")
-        sb.tools.value_map_to_map_state(folder / "old", folder / "new", "maps", new_descriptor("map"))
+        sb.tools.split_maps(folder / "old", "maps", target=folder / "new", descriptor=new_descriptor("map"))
         with sb.create_backend(backend).create_keyed_backend(int, restore=folder / "new") as keyed:
             state = keyed.get_state(new_descriptor("map"))
             assert keyed.num_entries("maps") == sum(map(bool, maps))
@@ -165,8 +165,11 @@ def test_dicts_of_all_sorts_are_maps(tmp_path: Path) -> None:
     with sb.create_backend("heap").create_keyed_backend(int) as keyed:
         old_state(keyed, "pickled").update_many([1, 2], [Counter("aab"), {"b": None, "a": 3}])
         keyed.savepoint(tmp_path / "old")
-    made = sb.tools.value_map_to_map_state(
-        Savepoint(tmp_path / "old"), Savepoint(tmp_path / "new"), "maps", new_descriptor("pickled")
+    made = sb.tools.split_maps(
+        Savepoint(tmp_path / "old"),
+        "maps",
+        target=Savepoint(tmp_path / "new"),
+        descriptor=new_descriptor("pickled"),
     )
     assert sb.tools.read_state(made, "maps").sort_by("key").to_pydict() == {
         "key": [1, 1, 2, 2],
@@ -187,8 +190,8 @@ def test_one_batch_of_maps_is_in_memory_at_a_time(tmp_path: Path) -> None:
     pool = pa.proxy_memory_pool(before)
     pa.set_memory_pool(pool)
     try:
-        made = sb.tools.value_map_to_map_state(
-            tmp_path / "old", tmp_path / "new", "maps", new_descriptor("map")
+        made = sb.tools.split_maps(
+            tmp_path / "old", "maps", target=tmp_path / "new", descriptor=new_descriptor("map")
         )
     finally:
         pa.set_memory_pool(before)
@@ -200,7 +203,7 @@ def test_one_batch_of_maps_is_in_memory_at_a_time(tmp_path: Path) -> None:
 
 def refused(tmp_path: Path, name: str, descriptor: Any, error: type[StateBackendError], message: str) -> Any:
     with pytest.raises(error, match=message) as caught:
-        sb.tools.value_map_to_map_state(tmp_path / "old", tmp_path / "new", name, descriptor)
+        sb.tools.split_maps(tmp_path / "old", name, target=tmp_path / "new", descriptor=descriptor)
     assert not [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
     return caught.value
 
@@ -232,10 +235,11 @@ def test_states_that_do_not_become_a_map_state(tmp_path: Path) -> None:
         tmp_path, "maps", sb.MapStateDescriptor("maps", int, int), StateMigrationError, "asked for as MAP"
     )
     assert error.code == "STATE_MIGRATION.INCOMPATIBLE"
-    refused(tmp_path, "maps", sb.ListStateDescriptor("maps", int), UsageError, "by a MapStateDescriptor")
-    refused(tmp_path, "maps", "maps", UsageError, "not by a str")
+    refused(tmp_path, "maps", sb.ListStateDescriptor("maps", int), UsageError, "another descriptor")
     with pytest.raises(UsageError, match="there is a savepoint already"):
-        sb.tools.value_map_to_map_state(tmp_path / "old", tmp_path / "old", "maps", new_descriptor("map"))
+        sb.tools.split_maps(
+            tmp_path / "old", "maps", target=tmp_path / "old", descriptor=new_descriptor("map")
+        )
 
 
 @pytest.mark.parametrize(
@@ -266,18 +270,20 @@ def test_two_keys_that_become_one(tmp_path: Path) -> None:
     )
 
 
-def test_a_store_is_no_savepoint(tmp_path: Path) -> None:
+def test_maps_of_a_store_are_split_on_the_way_into_a_savepoint(tmp_path: Path) -> None:
     with sb.create_backend("heap").create_keyed_backend(int) as keyed:
-        old_state(keyed, "map").update_many([1], [{"a": 1}])
+        old_state(keyed, "map").update_many([1, 2], [{"a": 1}, {}])
+        old_state(keyed, "pickled", "pickled").update_many([1], [{"b": 2}])
         with CheckpointStore(tmp_path / "old").open_for_writing(key_type=int, max_parallelism=128) as store:
             store.commit(0, [keyed.snapshot(0, store).result()])
-    error = refused(tmp_path, "maps", new_descriptor("map"), UsageError, "no savepoint")
-    assert "sb.tools.savepoint" in error.hint
-    sb.tools.savepoint(tmp_path / "old", tmp_path / "between")
-    made = sb.tools.value_map_to_map_state(
-        tmp_path / "between", tmp_path / "new", "maps", new_descriptor("map")
-    )
+    made = sb.tools.split_maps(tmp_path / "old", "maps", target=tmp_path / "typed")
     assert sb.tools.read_state(made, "maps").to_pylist() == [{"key": 1, "map_key": "a", "value": 1}]
+    assert sb.tools.read_state(made, "pickled").num_rows == 1
+    error = refused(tmp_path, "pickled", None, UsageError, "missing the types of the map state 'pickled'")
+    assert error.code == "USAGE.DESCRIPTOR"
+    described = sb.MapStateDescriptor("as map", str, int)
+    made = sb.tools.split_maps(tmp_path / "old", "pickled", target=tmp_path / "split", descriptor=described)
+    assert sb.tools.read_state(made, "as map").to_pylist() == [{"key": 1, "map_key": "b", "value": 2}]
 
 
 def test_damage_is_found_and_leaves_no_copy(tmp_path: Path) -> None:

@@ -195,10 +195,10 @@ def test_which_checkpoint_and_which_state(store: CheckpointStore, root: Path) ->
         operator.get_list_state(sb.ListStateDescriptor("n", int)).add(checkpoint_id)
         store.commit(checkpoint_id, [operator.snapshot(checkpoint_id, store).result()])
     assert sb.tools.read_state(str(root), "n")["value"].to_pylist() == [0, 1]
-    assert sb.tools.read_state(root, "n", 0)["value"].to_pylist() == [0]
+    assert sb.tools.read_state(root, "n", id=0)["value"].to_pylist() == [0]
     for name, checkpoint_id, code in (("m", None, "USAGE.NO_STATE"), ("n", 7, "USAGE.NO_CHECKPOINT")):
         with pytest.raises(UsageError) as caught:
-            sb.tools.read_state(root, name, checkpoint_id)
+            sb.tools.read_state(root, name, id=checkpoint_id)
         assert caught.value.code == code
     keyed = keyed_snapshot(store, 2, [], [Model("value", int, int).described("n")])
     store.commit(2, [keyed, operator.snapshot(2, store).result()])
@@ -314,7 +314,7 @@ def test_a_savepoint_within_a_store_is_read_and_the_store_is_preferred(tmp_path:
     with pytest.raises(sb.UsageError, match="there is no checkpoint"):
         sb.tools.read_state(tmp_path / "savepoints", "count")
     with pytest.raises(sb.UsageError, match="a savepoint has no ids"):
-        sb.tools.read_state(savepoint, "count", 4)
+        sb.tools.read_state(savepoint, "count", id=4)
 
 
 def test_one_name_for_two_states_and_parts_that_are_missing(tmp_path: Path) -> None:

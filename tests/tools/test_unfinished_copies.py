@@ -23,7 +23,7 @@ KEPT = sb.ValueStateDescriptor("kept", bytes)
 DROPPED = sb.MapStateDescriptor("dropped", str, int)
 
 TOOLS: dict[str, Callable[[Any, Any], object]] = {
-    "rescale": lambda source, target: sb.tools.rescale(source, target, 8),
+    "rescale": lambda source, target: sb.tools.rescale(source, target, max_parallelism=8),
     "drop_state": lambda source, target: sb.tools.drop_state(source, "dropped", target=target),
 }
 
@@ -139,14 +139,14 @@ def test_a_target_that_is_a_store_is_refused(source: Path, tmp_path: Path) -> No
 def test_a_savepoint_in_a_folder_with_files_of_an_unfinished_one_is_refused(tmp_path: Path) -> None:
     """SIGKILL in the middle leaves files, and no description of them."""
     table = pa.table({"key": KEYS, "kept": [b"x"] * len(KEYS)})
-    made = sb.tools.bootstrap(table, "key", [KEPT], tmp_path)
+    made = sb.tools.bootstrap(tmp_path, table, key="key", descriptors=[KEPT])
     (described,) = (tmp_path / "_savepoint").iterdir()
     described.unlink()
     for restore in (tmp_path, made):
         with pytest.raises(UsageError, match="there is no savepoint"):
             sb.create_backend("heap").create_keyed_backend(int, restore=restore)
     with pytest.raises(UsageError, match="not finished") as caught:
-        sb.tools.bootstrap(table, "key", [KEPT], tmp_path)
+        sb.tools.bootstrap(tmp_path, table, key="key", descriptors=[KEPT])
     assert caught.value.hint == "remove the folder, or give another one"
 
 

@@ -74,11 +74,8 @@ def write_savepoint(
     """
     with savepoint.write_part(*keyed_part(key_type.config(), max_parallelism, key_groups, times)) as part:
         for description, section in states:
-            if section is None:
-                part.add_state(description.to_json())
-            else:
-                schema, batches = _parquet_rows(description, section)
-                part.write_state(description.to_json(), schema, batches)
+            schema, batches = (None, ()) if section is None else _parquet_rows(description, section)
+            part.write_state(description.to_json(), batches, schema)
 
 
 def keyed_part(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -317,18 +318,27 @@ class PartWriter:
         return self
 
     def write_state(
-        self, described: Mapping[str, Any], schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+        self, described: Mapping[str, Any], batches: Iterable[pa.RecordBatch], schema: pa.Schema | None = None
     ) -> None:
-        """Write a state to a Parquet file of its own, which is durable before the part exists."""
+        """Write a state to a Parquet file of its own, which is durable before the part exists.
+
+        Without batches, a state with a schema has a file without rows, and any other state has none.
+        """
         import pyarrow.parquet as pq  # the import loads Arrow's file systems
 
+        given = iter(batches)
+        first = next(given, None)
+        schema = schema if first is None else first.schema
+        if schema is None:
+            self._states.append({**described, "file": None})
+            return
         rows = 0
         with (
             self._creating(described["name"]) as sink,
             storing(f"writing {sink.name}"),
             pq.ParquetWriter(sink, schema) as writer,
         ):
-            for batch in batches:
+            for batch in itertools.chain([] if first is None else [first], given):
                 writer.write_batch(batch)
                 rows += batch.num_rows
         self._add_file(described, sink, rows)
@@ -352,7 +362,7 @@ class PartWriter:
     def copy_state(self, source: Savepoint, state: SavepointState, meanwhile: Callable[[int], None]) -> None:
         """Copy a state of another savepoint as it is, compared with its checksum; tells how many bytes are done."""
         if not state.file:
-            self.add_state(state.described)
+            self.write_state(state.described, ())
             return
         with self._creating(state.described["name"]) as sink, source.open_bytes(state) as opened:
             with storing(f"reading {state.file}"):
@@ -362,9 +372,6 @@ class PartWriter:
             if (sink.size, sink.checksum) != (state.size, state.checksum):
                 raise _mismatch(state.file)
         self._add_file(state.described, sink, state.rows)
-
-    def add_state(self, described: Mapping[str, object]) -> None:
-        self._states.append({**described, "file": None})
 
     def finish(self) -> None:
         """Write the description: from now on the part exists."""
