@@ -5,10 +5,18 @@ from statebackend.tools.export import savepoint
 from statebackend.tools.history import rewind, set_time
 from statebackend.tools.map_migration import split_maps
 from statebackend.tools.read import read_state
+from statebackend.tools.results import Dropped, Problem, Repaired, Report, Rewound, TakenBack, Times
 from statebackend.tools.rewrite import drop_state, rescale
 from statebackend.tools.verification import repair, verify
 
 __all__ = [
+    "Dropped",
+    "Problem",
+    "Repaired",
+    "Report",
+    "Rewound",
+    "TakenBack",
+    "Times",
     "bootstrap",
     "drop_state",
     "read_state",

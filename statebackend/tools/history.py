@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
-from statebackend.checkpoint import Checkpoint, CheckpointStore
+from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.runtime.batch_identity import BatchRecord
+from statebackend.tools.results import Rewound, TakenBack, Times
 
 _log = logging.getLogger(__name__)
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
-class TakenBack(NamedTuple):
-    """A batch that `rewind` has removed from a store.
-
-    Its sinks may have been called: with ``rows`` rows, and with a `SinkContext` of this ``incarnation``.
-    """
-
-    batch_id: int
-    #: None, like the incarnation, if the manifest cannot be read.
-    rows: int | None
-    incarnation: str | None
-    #: What its sinks have published, or were about to, by the names of the outputs; a function by its name alone.
-    targets: dict[str, str]
-    #: What the sinks that were given to `rewind` have said that they removed.
-    removed: tuple[str, ...] = ()
-
-
-class Rewound(NamedTuple):
-    """The result of `rewind`."""
-
-    #: The newest checkpoint now; None if there is none.
-    to: int | None
-    #: Oldest first.
-    taken_back: list[TakenBack]
-
-
-def rewind(store: str | os.PathLike[str] | CheckpointStore, *, to: int | None, sink: Any = None) -> Rewound:
+def rewind(
+    store: str | os.PathLike[str] | CheckpointStore,
+    *,
+    to: int | None,
+    sink: Any = None,
+    dry_run: bool = False,
+) -> Rewound:
     """Take a store back to checkpoint ``to``, so that the batches after it run again; None: to before the first one.
 
     Use it for a stream that has planned a batch again (`BATCH_GAP.OTHER_ROWS`), or whose function was wrong. The query
@@ -54,20 +38,24 @@ def rewind(store: str | os.PathLike[str] | CheckpointStore, *, to: int | None, s
     and the batch is dropped once all of them have. With ``to=None``, that takes a store that still has its first batch,
     else it is a `UsageError`: batches that are dropped cannot be named to a sink. O(files that are dropped); with
     ``sink``, each checkpoint that becomes the newest is read, too.
+
+    With ``dry_run`` it only reads, also while the query runs, and returns the same result. It calls no sink.
     """
     take_backs = _take_backs(sink)
     if to is not None and type(to) is not int:
         raise UsageError("to is the id of a checkpoint, an int, or None for before the first")
-    with writing(store) as opened:
+    with writing(store, dry_run=dry_run) as opened:
         committed = opened.checkpoints()
-        if to is not None and to not in committed:
-            opened.rewind(to)  # which names the existing ones
+        if to is not None and (dry_run or to not in committed):
+            opened.open(to).verify()
         if take_backs and to is None:
             _check_complete(opened, committed)
         taken_back = [_taken_back(opened, each) for each in committed if to is None or each > to]
         if take_backs and to is not None:
             opened.open(to).verify()  # before a sink takes back what cannot be restored
         _warn_of_left(sink, taken_back)
+        if dry_run:
+            return Rewound(to, taken_back)
         newest = opened.incarnation  # the loop changes it
         for at, batch in reversed(list(enumerate(taken_back))) if take_backs else []:
             incarnations = _incarnations(
@@ -80,7 +68,7 @@ def rewind(store: str | os.PathLike[str] | CheckpointStore, *, to: int | None, s
                     batch.batch_id,
                     " or ".join(incarnations) or "any incarnation that is known",
                 )
-            taken_back[at] = batch._replace(removed=tuple(name for names in removed for name in names))
+            taken_back[at] = dataclasses.replace(batch, removed=tuple(itertools.chain(*removed)))
             # One at a time: an error, or a kill, leaves at most the newest batch half taken back, and a store that
             # delivers just this one again. Where the one before is damaged, both go together.
             with suppress(CorruptCheckpointError):
@@ -117,7 +105,7 @@ def _warn_of_left(sink: Any, taken_back: Sequence[TakenBack]) -> None:
 
 def _check_complete(store: CheckpointStore, committed: list[int]) -> None:
     """Raise if sinks may have batches that are older than the oldest checkpoint, which cannot be taken back."""
-    began = store.done.begins_at or 0
+    began = store._log().state.begins_at or 0
     if committed and committed[0] > began:
         raise UsageError(
             "the store no longer has the first batches, so a sink cannot take them back",
@@ -168,22 +156,25 @@ def set_time(
     *,
     now: int | datetime.datetime | None = None,
     watermark: int | datetime.datetime | None = None,
-) -> Checkpoint:
-    """Give the newest checkpoint other times, in milliseconds or as aware datetimes; return the checkpoint.
+    dry_run: bool = False,
+) -> Times:
+    """Give the newest checkpoint other times, in milliseconds or as aware datetimes; return its times.
 
     Use it after a clock was wrong, or a row whose time had run ahead, or for a query that paused for longer than
     `max_clock_jump`. The clock's time continues from ``now`` and that of rows from ``watermark``, forward or back: from
     the next batch on they decide what expires and which timers are due. None leaves a time as it is. The query must not
-    run meanwhile.
-
+    run meanwhile. With ``dry_run`` nothing changes.
     """
     if now is None and watermark is None:
         raise UsageError("now is a number of milliseconds since 1970, or a datetime; so is watermark")
     clock, of_rows = _moment(now, "now"), _moment(watermark, "watermark")
-    with writing(store) as opened:
+    with writing(store, dry_run=dry_run) as opened:
         newest = opened.open_latest()
-        opened.set_time(clock, watermark=of_rows)
-        return opened.open(newest.id)
+        if not dry_run:
+            opened.set_time(clock, watermark=of_rows)
+    return Times(
+        newest.id, newest.now if clock is None else clock, newest.watermark if of_rows is None else of_rows
+    )
 
 
 def _moment(time: int | datetime.datetime | None, what: str) -> int | None:
@@ -199,8 +190,10 @@ def _moment(time: int | datetime.datetime | None, what: str) -> int | None:
 
 
 @contextmanager
-def writing(store: str | os.PathLike[str] | CheckpointStore) -> Iterator[CheckpointStore]:
-    """Open the store for writing; it must exist, and have no other live writer."""
+def writing(
+    store: str | os.PathLike[str] | CheckpointStore, *, dry_run: bool = False
+) -> Iterator[CheckpointStore]:
+    """Open the store for writing; it must exist, and have no other live writer. With ``dry_run`` it is not opened."""
     try:
         made = store.unopened() if isinstance(store, CheckpointStore) else CheckpointStore(store)
     except UsageError as error:
@@ -216,5 +209,5 @@ def writing(store: str | os.PathLike[str] | CheckpointStore) -> Iterator[Checkpo
             detail=made.uri,
             hint="give the state= of the query",
         )
-    with made.open_for_writing(refuse_live=True) as opened:
+    with made if dry_run else made.open_for_writing(refuse_live=True) as opened:
         yield opened

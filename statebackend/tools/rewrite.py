@@ -9,7 +9,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,10 +39,12 @@ from statebackend.errors import UsageError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.runtime.batch_identity import BatchRecord
-from statebackend.runtime.start_checks import check_droppable, check_name
+from statebackend.runtime.start_checks import check_droppable, check_name, names_of
+from statebackend.state import RESERVED
 from statebackend.tools.history import writing
 from statebackend.tools.progress_line import Progress
 from statebackend.tools.read import open_checkpoint
+from statebackend.tools.results import Dropped
 from statebackend.tools.tables import OWN_FORMAT
 from statebackend.types import from_config
 
@@ -53,26 +55,16 @@ Source = str | os.PathLike[str] | CheckpointReader
 Target = str | os.PathLike[str] | CheckpointStore
 
 
-@overload
 def drop_state(
-    store: Source, name: str, *, target: Target, id: int | None = None
-) -> Checkpoint: ...  # pragma: no cover
-
-
-@overload
-def drop_state(store: Source, name: str) -> Checkpoint | None: ...  # pragma: no cover
-
-
-def drop_state(
-    store: Source, name: str, *, target: Target | None = None, id: int | None = None
-) -> Checkpoint | None:
-    """Drop the state ``name`` from a store; return its newest checkpoint without it.
+    store: Source, name: str, *, target: Target | None = None, id: int | None = None, dry_run: bool = False
+) -> Dropped:
+    """Drop the state ``name`` from the newest checkpoint of a store.
 
     One record in the store's log does it, in O(1). The rows go with the next checkpoint, which writes the other states
     in full; native checkpoints of RocksDB name the files of the other states again. The query must not run meanwhile.
     Older checkpoints keep the state: a query that goes back to one of them has it again. In a store without
-    checkpoints, the state is dropped from the savepoint or store with which the query begins, and the result is None.
-    If that has no such state, the query does not start; ``rewind(store, to=None)`` takes the drop back.
+    checkpoints, the state is dropped from the savepoint or store with which the query begins. If that has no such
+    state, the query does not start; ``rewind(store, to=None)`` takes the drop back.
 
     `UsageError` if there is no such state, if a keyed and an operator state share the name, or for timers.
 
@@ -80,10 +72,16 @@ def drop_state(
     without the state. Rewrites only files that hold the state. O(bytes of the checkpoint). The copy of an encrypted
     store is encrypted by the same cipher, unless ``target`` is a `CheckpointStore`, which has its own options. If the
     call fails, no copy is left. If its process is killed, opening the copy raises `CorruptCheckpointError`.
+
+    With ``dry_run``, the call checks the same, returns the same result, and only reads.
     """
     check_name(name)
     if target is not None:
-        return _copied_without(open_checkpoint(store, id), name, target)
+        checkpoint = open_checkpoint(store, id)
+        check_droppable(name, checkpoint)
+        if not dry_run:
+            _copy_without(checkpoint, name, target)
+        return _dropped(name, checkpoint)
     if id is not None:
         raise UsageError(
             "id= needs target=", hint="without target=, the state is dropped from the newest checkpoint"
@@ -94,16 +92,24 @@ def drop_state(
             detail=store.uri,
             hint="give its path, or an sb.CheckpointStore",
         )
-    with writing(store) as opened:
+    with writing(store, dry_run=dry_run) as opened:
         newest = opened.latest()
-        if newest is not None:
-            check_droppable(name, opened.open(newest))
-        opened.drop_state(name)
-        return None if newest is None else opened.open(newest)
+        newest_checkpoint = None if newest is None else opened.open(newest)
+        if newest_checkpoint is not None:
+            check_droppable(name, newest_checkpoint)
+        if not dry_run:
+            opened.drop_state(name)
+    return _dropped(name, newest_checkpoint)
 
 
-def _copied_without(checkpoint: Checkpoint, name: str, target: Target) -> Checkpoint:
-    check_droppable(name, checkpoint)
+def _dropped(name: str, checkpoint: Checkpoint | None) -> Dropped:
+    if checkpoint is None:
+        return Dropped(name, None, [])
+    left = {each for each in names_of(checkpoint) if each != name and not each.startswith(RESERVED)}
+    return Dropped(name, checkpoint.id, sorted(left))
+
+
+def _copy_without(checkpoint: Checkpoint, name: str, target: Target) -> None:
     left_out = checkpoint.dropped_states | {name}
     # The manifest names states that were dropped before, too: their rows are in the files.
     for snapshot in checkpoint.manifest.snapshots:
@@ -115,7 +121,6 @@ def _copied_without(checkpoint: Checkpoint, name: str, target: Target) -> Checkp
         checkpoint, target, f"dropping {name!r}", checkpoint.metadata.max_parallelism, left_out
     ) as copy:
         copy.commit([copy.moved(each) for each in left.snapshots])
-    return copy.opened()
 
 
 def rescale(store: Source, target: Target, *, max_parallelism: int, id: int | None = None) -> Checkpoint:

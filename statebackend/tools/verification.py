@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -31,6 +30,7 @@ from statebackend.checkpoint.store.log import (
 )
 from statebackend.errors import CorruptCheckpointError, StateBackendError, StoreError, UsageError
 from statebackend.tools.progress_line import Progress
+from statebackend.tools.results import Problem, Repaired, Report
 from statebackend.tools.tables import OWN_FORMAT
 
 
@@ -110,40 +110,6 @@ class Inventory(CheckpointReader):
 _BATCH_ROWS = 65_536
 
 
-class Problem(NamedTuple):
-    """A file that is not as it was written."""
-
-    #: Its name in the store.
-    file: str
-    #: The ids of the checkpoints that need it, ascending; none if it belongs to the store as a whole.
-    checkpoints: list[int]
-    #: The code of the error that reading it raises, and its message.
-    code: str
-    message: str
-
-
-class Report(NamedTuple):
-    """The result of `verify`. It is `ok` if there are no problems."""
-
-    #: The ids of the checkpoints that were checked, ascending. Those that were dropped meanwhile are left out.
-    checkpoints: list[int]
-    #: The newest checkpoint that is whole; None if there is none, or if the metadata are damaged. If the newest entry
-    #: of the log is damaged, the store can be opened after `repair`, which goes back to this checkpoint.
-    newest_intact: int | None
-    #: How many files were checked, and their size.
-    files: int
-    bytes: int
-    problems: list[Problem]
-    #: Data files that no manifest names: of snapshots in flight, of dropped checkpoints, of writers that crashed. Empty
-    #: if a manifest cannot be read, because it may name any of them.
-    left_over: list[str]
-
-    @property
-    def ok(self) -> bool:
-        """True if there are no problems."""
-        return not self.problems
-
-
 def verify(store: str | os.PathLike[str] | CheckpointReader) -> Report:
     """Check every file of a store against its checksums, and report all that is damaged.
 
@@ -173,22 +139,14 @@ def verify(store: str | os.PathLike[str] | CheckpointReader) -> Report:
     return _Verification(inventory).report()
 
 
-class Repaired(NamedTuple):
-    """The result of `repair`."""
-
-    #: The newest checkpoint now; None if the store has none and is not damaged.
-    to: int | None
-    #: The damaged files of the log, which were removed. Empty if there were none.
-    removed: list[str]
-
-
-def repair(store: str | os.PathLike[str] | CheckpointStore) -> Repaired:
+def repair(store: str | os.PathLike[str] | CheckpointStore, *, dry_run: bool = False) -> Repaired:
     """Make a store usable whose log is damaged: go back to its newest checkpoint that is whole.
 
     Use it after `CORRUPT_CHECKPOINT.LOG`, when no copy of the store has the damaged file. The query must not run
     meanwhile. The batches after that checkpoint are gone from the store, but sinks keep their rows. If Spark delivers
     these batches again, they run again; if not, the query refuses to go on (`BATCH_GAP`). Reads all files of the newest
-    checkpoint. It changes nothing in a store whose log is whole, or that has no whole checkpoint.
+    checkpoint. It changes nothing in a store whose log is whole, or that has no whole checkpoint, nor with ``dry_run``,
+    which returns the same result and only reads.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -199,7 +157,9 @@ def repair(store: str | os.PathLike[str] | CheckpointStore) -> Repaired:
     ...         _ = store.commit(batch_id)
     >>> _ = Path(folder.name, "checkpoints", "3.json").write_bytes(b"damaged")
     >>> repair(folder.name)
-    Repaired(to=6, removed=['checkpoints/3.json'])
+    Repaired
+      to       6
+      removed  checkpoints/3.json
     >>> CheckpointStore(folder.name).latest()
     6
     >>> folder.cleanup()
@@ -216,7 +176,8 @@ def repair(store: str | os.PathLike[str] | CheckpointStore) -> Repaired:
             detail=made.uri,
             hint="restore the folder of the store from a copy",
         )
-    made.repair(newest, damaged)
+    if not dry_run:
+        made.repair(newest, damaged)
     return Repaired(newest, damaged)
 
 

@@ -264,14 +264,14 @@ def test_tools_work_on_the_object(tmp_path: Path) -> None:
     assert sb.tools.rewind(store, to=0).to == 0
     assert sb.tools.set_time(store, now=5000).now == 5000
 
-    assert sb.tools.drop_state(store, "more").dropped_states == {"more"}
+    assert sb.tools.drop_state(store, "more").name == "more"
     with store.open_for_writing() as opened, create("heap", restore=store.open(0)) as keyed:
         assert keyed.undeclared_states() == ["count", "names"]
         opened.commit(1, [keyed.snapshot(1, opened).result()])
     assert sb.tools.verify(store).ok
     newest = store.open(1).manifest.name
     Path(store.uri, newest).write_bytes(b"damaged")
-    assert sb.tools.repair(store) == (0, [newest])
+    assert sb.tools.repair(store) == sb.tools.Repaired(0, [newest])
     assert sb.tools.verify(store).ok
     with create("heap", restore=store.open_latest()) as keyed:
         assert keyed.undeclared_states() == ["count", "names"], "it stays dropped"

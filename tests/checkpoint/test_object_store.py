@@ -39,7 +39,7 @@ from statebackend.checkpoint.store.checkpoint_reader import CheckpointReader
 from statebackend.errors import CorruptCheckpointError, StateBackendError, UsageError
 from statebackend.keys.key_groups import range_for
 from statebackend.state import ListStateDescriptor
-from statebackend.tools import read_state, repair
+from statebackend.tools import Repaired, read_state, repair
 
 __all__ = ["object_server"]  # a fixture
 
@@ -264,5 +264,5 @@ def test_damage_is_found(place: Place) -> None:
     with pytest.raises(CorruptCheckpointError, match=r"checkpoints/4\.json"):
         store.open(2)
     store.close()
-    assert repair(place.store(retain=3)) == (0, ["checkpoints/4.json"])
+    assert repair(place.store(retain=3)) == Repaired(0, ["checkpoints/4.json"])
     assert place.store(retain=3).checkpoints() == [0]

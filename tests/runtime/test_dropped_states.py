@@ -19,6 +19,7 @@ from statebackend.checkpoint import CheckpointReader, CheckpointStore
 from statebackend.checkpoint.files import PosixFiles
 from statebackend.runtime import BatchSource, Job, Runner
 from statebackend.runtime.batch_progress import Stopwatch
+from statebackend.runtime.start_checks import source_of
 from statebackend.types import STRING
 
 USERS = [f"user {number}" for number in range(20)]
@@ -169,7 +170,7 @@ def test_dropped_state_is_gone_and_its_name_begins_empty(tmp_path: Path, backend
     for batch_id in range(3):
         run(store, batch_id, Keeps("count", "total"), backend)
     dropped = sb.tools.drop_state(store, "total")
-    assert (dropped.id, dropped.dropped_states) == (2, {"total"})
+    assert dropped == sb.tools.Dropped("total", 2, ["count"])
     (record,) = CheckpointReader(store).records()
     assert (record.kind, record.dropped_state, record.upon.checkpoint_id) == ("drop", "total", 2)
     with pytest.raises(sb.UsageError, match="no state 'total'"):
@@ -229,19 +230,20 @@ def test_copies_and_savepoints_leave_out_a_dropped_state(tmp_path: Path) -> None
         run(store, batch_id, KeepsLists("count", "total", "old"))
     sb.tools.drop_state(store, "total")
     sb.tools.drop_state(store, "offsets")
+    sb.tools.drop_state(store, "old", target=tmp_path / "copied")
     copies: list[Any] = [
         sb.tools.rescale(store, tmp_path / "rescaled", max_parallelism=32),
-        sb.tools.drop_state(store, "old", target=tmp_path / "copied"),
+        tmp_path / "copied",
         sb.tools.savepoint(store, tmp_path / "savepoint"),
     ]
     for copy in copies:
         groups = 32 if copy is copies[0] else 128
         factory = sb.create_backend("heap")
-        with factory.create_keyed_backend(str, max_parallelism=groups, restore=copy) as keyed:
+        with factory.create_keyed_backend(str, max_parallelism=groups, restore=source_of(copy)) as keyed:
             assert keyed.undeclared_states() == (["count"] if copy is copies[1] else ["count", "old"])
             counts = keyed.get_value_state(sb.ValueStateDescriptor("count", int))
             assert counts.get_many(USERS).to_pylist() == [6] * len(USERS)
-        assert factory.create_operator_backend(restore=copy).undeclared_states() == []
+        assert factory.create_operator_backend(restore=source_of(copy)).undeclared_states() == []
     assert not CheckpointReader(tmp_path / "copied").open(2).dropped_states
 
 
@@ -257,7 +259,7 @@ def test_state_is_dropped_from_the_source_of_the_first_batch_until_a_rewind_to_b
     def drop() -> None:
         refused(started, 5, Keeps("count"), **options)
         for name in ("total", "offsets"):
-            assert sb.tools.drop_state(started, name) is None
+            assert sb.tools.drop_state(started, name).checkpoint is None
 
     drop()
     assert sb.tools.rewind(started, to=None).taken_back == []
@@ -312,16 +314,16 @@ def test_state_of_the_other_kind_may_have_the_name_of_a_dropped_one(tmp_path: Pa
 def test_files_of_a_database_that_hold_a_dropped_state_are_not_copied(tmp_path: Path) -> None:
     store = tmp_path / "store"
     run(store, 0, KeepsLists("count", "total"), "native")
-    copy = sb.tools.drop_state(store, "offsets", target=tmp_path / "before")
-    with create("native").create_keyed_backend(str, restore=copy) as keyed:
+    sb.tools.drop_state(store, "offsets", target=tmp_path / "before")
+    with create("native").create_keyed_backend(str, restore=source_of(tmp_path / "before")) as keyed:
         assert keyed.undeclared_states() == ["count", "total"]
     sb.tools.drop_state(store, "total")
     with pytest.raises(sb.UsageError, match="files of kind 'sst' cannot be changed"):
         sb.tools.drop_state(store, "offsets", target=tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     run(store, 1, KeepsLists("count"), "native")
-    copy = sb.tools.drop_state(store, "offsets", target=tmp_path / "after")
-    with create("native").create_keyed_backend(str, restore=copy) as keyed:
+    sb.tools.drop_state(store, "offsets", target=tmp_path / "after")
+    with create("native").create_keyed_backend(str, restore=source_of(tmp_path / "after")) as keyed:
         assert keyed.undeclared_states() == ["count"]
 
 
@@ -348,7 +350,7 @@ def test_timers_are_not_dropped(tmp_path: Path) -> None:
     with CheckpointStore(store).open_for_writing(key_type=str, max_parallelism=128) as opened:
         for named in ("statebackend.timers.event", 5):
             with pytest.raises(sb.UsageError, match=r"timers cannot be dropped|not a int"):
-                sb.tools.drop_state(opened.uri, named)  # type: ignore[call-overload]
+                sb.tools.drop_state(opened.uri, named)  # type: ignore[arg-type]
         with create("heap").create_keyed_backend(str) as keyed:
             keyed.get_value_state(sb.ValueStateDescriptor("count", int)).update_many(["a"], [1])
             keyed.set_current_key("a")
@@ -356,9 +358,9 @@ def test_timers_are_not_dropped(tmp_path: Path) -> None:
             opened.commit(0, [keyed.snapshot(0, opened).result()])
     for options in ({}, {"target": tmp_path / "copy"}):
         with pytest.raises(sb.UsageError, match="timers cannot be dropped"):
-            sb.tools.drop_state(store, "statebackend.timers.event", **options)  # type: ignore[call-overload]
+            sb.tools.drop_state(store, "statebackend.timers.event", **options)  # type: ignore[arg-type]
         with pytest.raises(sb.UsageError) as caught:
-            sb.tools.drop_state(store, "cuont", **options)  # type: ignore[call-overload]
+            sb.tools.drop_state(store, "cuont", **options)  # type: ignore[arg-type]
         assert caught.value.hint == "there are: 'count'"
     assert CheckpointReader(store).records() == []
 
@@ -369,7 +371,7 @@ def test_drop_state_is_refused_while_a_query_writes(tmp_path: Path) -> None:
         sb.tools.drop_state(tmp_path, "count")
     assert caught.value.code == "USAGE.STORE_IN_USE"
     with pytest.raises(sb.UsageError, match="id= needs target="):
-        sb.tools.drop_state(tmp_path, "count", id=0)  # type: ignore[call-overload]
+        sb.tools.drop_state(tmp_path, "count", id=0)
     with pytest.raises(sb.UsageError, match="open for reading only"):
         sb.tools.drop_state(CheckpointReader(tmp_path), "count")
     with pytest.raises(sb.UsageError, match="there is no store"):
@@ -427,7 +429,8 @@ def test_state_is_dropped_from_a_golden_store(tmp_path: Path) -> None:
     golden = Path(__file__).parents[1] / "golden" / "2" / "store"
     shutil.copytree(golden, tmp_path / "store")
     names = {"aging", "count", "deep", "joined", "mean", "name", "numbers", "pair", "seen", "tags", "total"}
-    dropped = sb.tools.drop_state(tmp_path / "store", "seen")
+    sb.tools.drop_state(tmp_path / "store", "seen")
+    dropped = source_of(tmp_path / "store")
     with create("heap").create_keyed_backend(str, max_parallelism=16, restore=dropped) as keyed:
         assert set(keyed.undeclared_states()) == names - {"seen"}
     with CheckpointStore(tmp_path / "store").open_for_writing() as store:

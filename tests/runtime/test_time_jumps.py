@@ -106,10 +106,10 @@ def test_time_that_ran_ahead_is_set_back(years: Years, caplog: pytest.LogCapture
     years.run()
     assert "3,649 days behind" in caplog.text
     assert now_of(years) == START + 3650 * DAY, "time stands still"
-    checkpoint = sb.tools.set_time(
+    times = sb.tools.set_time(
         years.folder, now=datetime.datetime.fromtimestamp((START + DAY) / 1000, datetime.timezone.utc)
     )
-    assert checkpoint.now == now_of(years) == START + DAY
+    assert times.now == now_of(years) == START + DAY
     years.clock.set(START + 2 * DAY)
     assert years.run() == 3
     assert now_of(years) == START + 2 * DAY
@@ -127,8 +127,8 @@ def test_the_time_of_rows_is_not_checked_for_jumps_but_the_clock_beside_it_is(ye
 
 def test_the_watermark_of_a_store_is_set(years: Years) -> None:
     years.run(event_time="at", at=START + 10_000 * DAY)
-    checkpoint = sb.tools.set_time(years.folder, watermark=START)
-    assert (checkpoint.now, checkpoint.watermark) == (START, START)
+    times = sb.tools.set_time(years.folder, watermark=START)
+    assert (times.now, times.watermark) == (START, START)
     years.run(event_time="at", at=START - 7)
     assert watermark_of(years) == START
     sb.tools.set_time(

@@ -69,7 +69,7 @@ def test_a_store_that_is_whole(three: Path) -> None:
     own = {path: data for path, data in before.items() if path.suffix in (".json", ".arrow", ".parquet")}
     own = {path: data for path, data in own.items() if not path.parent.name.startswith("epoch-")}
     assert (report.files, report.bytes) == (len(own), sum(map(len, own.values())))
-    assert repr(report).startswith("Report(checkpoints=[5, 6, 7], newest_intact=7, files=")
+    assert repr(report).startswith("Report\n  checkpoints    5, 6, 7\n  newest_intact  7\n")
     assert contents_of(three) == before
     kinds = {file.kind for each in (5, 6, 7) for file in CheckpointReader(three).open(each).files.values()}
     assert kinds == {"base", "delta", "operator", "output"}
@@ -93,7 +93,23 @@ def test_there_is_no_store(tmp_path: Path) -> None:
             sb.tools.read_state(tmp_path, "state")
         assert caught.value.message == other.value.message
     with CheckpointStore(tmp_path).open_for_writing():
-        assert sb.tools.verify(tmp_path)[:2] == ([], None)
+        assert sb.tools.verify(tmp_path).newest_intact is None
+
+
+def test_a_dry_run_returns_the_same_and_only_reads(three: Path) -> None:
+    tools: list[Callable[..., object]] = [
+        lambda **options: sb.tools.drop_state(three, "offsets", **options),
+        lambda **options: sb.tools.set_time(three, watermark=9, **options),
+        lambda **options: sb.tools.rewind(three, to=6, **options),
+    ]
+    for tool in tools:
+        with CheckpointStore(three).open_for_writing():
+            before = contents_of(three)
+            tried = tool(dry_run=True)
+            assert contents_of(three) == before
+        assert tool() == tried
+        assert contents_of(three) != before
+    assert repr(tried).startswith("Rewound\n  to          6\n  taken_back  TakenBack(batch_id=7, rows=")
 
 
 def flipped(content: bytes) -> bytes:
@@ -302,7 +318,7 @@ def test_a_checkpoint_that_is_dropped_at_any_moment_is_left_out(tmp_path: Path) 
             if files.left > 0:
                 break
         expected = [(damaged.name, [0])] if 0 in report.checkpoints else []
-        assert [problem[:2] for problem in report.problems] == expected
+        assert [(problem.file, problem.checkpoints) for problem in report.problems] == expected
         assert report.newest_intact == max(report.checkpoints, default=None)
         found.add(tuple(report.checkpoints))
         reader = CheckpointReader(root)
@@ -364,9 +380,10 @@ def test_a_damaged_log_is_repaired(three: Path, newest: str) -> None:
             call()
     assert sb.tools.verify(three).newest_intact == expected
     names = [path.relative_to(three).as_posix() for path in damaged]
-    assert sb.tools.repair(three) == (expected, names)
+    for dry_run in (True, False):
+        assert sb.tools.repair(three, dry_run=dry_run) == sb.tools.Repaired(expected, names)
     assert sb.tools.verify(three).ok
-    assert sb.tools.repair(three) == (expected, [])
+    assert sb.tools.repair(three) == sb.tools.Repaired(expected, [])
     with CheckpointStore(three, retain=9).open_for_writing() as store:
         assert store.latest() == expected
         commit(store, expected + 1, kind="sst")
