@@ -128,12 +128,6 @@ cdef inline int32_t hash_canonical_bytes(
 
 # Batches. `offsets` has n + 1 elements, need not start at 0, and must lie within `data`: not checked here.
 # `max_parallelism` is 1 to 32768: not checked here.
-cdef void hash_ints(
-    const HashProgram* program, const int64_t* keys, Py_ssize_t n, int32_t* out
-) noexcept nogil
-cdef void hash_byte_runs(
-    const HashProgram* program, const int64_t* offsets, const uint8_t* data, Py_ssize_t n, int32_t* out
-) noexcept nogil
 cdef void key_groups_of_ints(
     const HashProgram* program, const int64_t* keys, Py_ssize_t n, int32_t max_parallelism, group_t* out
 ) noexcept nogil

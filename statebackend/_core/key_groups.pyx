@@ -200,85 +200,39 @@ cdef class HashPlan:
         """True if canonical forms are integers, False if they are bytes."""
         return self.program.kind == HASH_INT32 or self.program.kind == HASH_INT64
 
-    def hash_int(self, int64_t key) -> int:
-        """Spark's hash of one canonical integer."""
-        self._require(True)
-        return hash_canonical_int(&self.program, key)
-
-    def hash_bytes(self, const uint8_t[::1] key not None) -> int:
-        """Spark's hash of one canonical byte string."""
-        self._require(False)
-        return hash_canonical_bytes(&self.program, &key[0] if key.shape[0] else NULL, key.shape[0])
-
-    def key_group_of_int(self, int64_t key, int32_t max_parallelism) -> int:
-        """The key group of one canonical integer."""
-        self._require(True)
-        _check_max_parallelism(max_parallelism)
-        return pmod_group(hash_canonical_int(&self.program, key), max_parallelism)
-
-    def key_group_of_bytes(self, const uint8_t[::1] key not None, int32_t max_parallelism) -> int:
-        """The key group of one canonical byte string."""
-        _check_max_parallelism(max_parallelism)
-        return pmod_group(self.hash_bytes(key), max_parallelism)
-
-    def hashes_of_ints(self, const int64_t[::1] keys not None):
-        """Spark's hashes of canonical integers, as an int32 array; O(n), without the GIL."""
-        self._require(True)
-        cdef Py_ssize_t n = keys.shape[0]
-        result = np.empty(n, dtype=np.int32)
-        cdef int32_t[::1] out = result
-        if n:
-            with nogil:
-                hash_ints(&self.program, &keys[0], n, &out[0])
-        return result
-
-    def hashes_of_bytes(self, const int64_t[::1] offsets not None, const uint8_t[::1] data not None):
-        """Spark's hashes of canonical byte strings ``data[offsets[i]:offsets[i + 1]]``, as an int32 array."""
-        self._require(False)
-        cdef const uint8_t* start
-        cdef Py_ssize_t n = _check_offsets(offsets, data)
-        result = np.empty(n, dtype=np.int32)
-        cdef int32_t[::1] out = result
-        if n:
-            start = &data[0] if data.shape[0] else NULL
-            with nogil:
-                hash_byte_runs(&self.program, &offsets[0], start, n, &out[0])
-        return result
-
-    def key_groups_of_ints(self, const int64_t[::1] keys not None, int32_t max_parallelism):
-        """Key groups of canonical integers, as a uint16 array; O(n), without the GIL."""
-        self._require(True)
-        _check_max_parallelism(max_parallelism)
-        cdef Py_ssize_t n = keys.shape[0]
-        result = np.empty(n, dtype=np.uint16)
-        cdef uint16_t[::1] out = result
-        if n:
-            with nogil:
-                key_groups_of_ints(&self.program, &keys[0], n, max_parallelism, &out[0])
-        return result
-
-    def key_groups_of_bytes(
-        self, const int64_t[::1] offsets not None, const uint8_t[::1] data not None, int32_t max_parallelism
-    ):
-        """Key groups of canonical byte strings, as a uint16 array; O(n), without the GIL."""
-        self._require(False)
-        _check_max_parallelism(max_parallelism)
-        cdef const uint8_t* start
-        cdef Py_ssize_t n = _check_offsets(offsets, data)
-        result = np.empty(n, dtype=np.uint16)
-        cdef uint16_t[::1] out = result
-        if n:
-            start = &data[0] if data.shape[0] else NULL
-            with nogil:
-                key_groups_of_byte_runs(&self.program, &offsets[0], start, n, max_parallelism, &out[0])
-        return result
-
-    def _require(self, bint is_int):
-        if is_int != (self.program.kind == HASH_INT32 or self.program.kind == HASH_INT64):
+    def key_groups(self, canonical not None, int32_t max_parallelism):
+        """Key groups, as a uint16 array, of keys as `KeyEncoder.encode_many` returns them; O(n), without the GIL."""
+        cdef const int64_t[::1] numbers
+        cdef const uint8_t[::1] data
+        cdef const uint8_t* start = NULL
+        cdef Py_ssize_t n
+        cdef uint16_t[::1] out
+        if isinstance(canonical, tuple) == self.is_int:
             raise UsageError(
-                "this hash plan takes " + ("bytes, not integers" if is_int else "integers, not bytes"),
+                "this hash plan takes " + ("integers, not bytes" if self.is_int else "bytes, not integers"),
                 hint="see KeyEncoder.kind",
             )
+        if max_parallelism < 1 or max_parallelism > MAX_MAX_PARALLELISM:
+            raise UsageError(
+                "max_parallelism is out of range", detail=f"{max_parallelism}, allowed are 1 to 32768"
+            )
+        if self.is_int:
+            numbers = canonical
+            n = numbers.shape[0]
+        else:
+            numbers, data = canonical
+            n = _check_offsets(numbers, data)
+            if data.shape[0]:
+                start = &data[0]
+        out = result = np.empty(n, dtype=np.uint16)
+        if n == 0:
+            return result
+        with nogil:
+            if self.program.kind == HASH_INT32 or self.program.kind == HASH_INT64:
+                key_groups_of_ints(&self.program, &numbers[0], n, max_parallelism, &out[0])
+            else:
+                key_groups_of_byte_runs(&self.program, &numbers[0], start, n, max_parallelism, &out[0])
+        return result
 
 
 cdef int _kind_of(object description) except -1:
@@ -296,14 +250,6 @@ cdef object _fields_of(tuple description):
     if not is_struct or not isinstance(description[1], tuple) or not description[1]:
         raise UsageError("unknown hash description", hint="a composite is ('struct', (description, ...))")
     return description[1]
-
-
-cdef int _check_max_parallelism(int32_t max_parallelism) except -1:
-    if max_parallelism < 1 or max_parallelism > MAX_MAX_PARALLELISM:
-        raise UsageError(
-            "max_parallelism is out of range", detail=f"{max_parallelism}, allowed are 1 to 32768"
-        )
-    return 0
 
 
 cdef Py_ssize_t _check_offsets(const int64_t[::1] offsets, const uint8_t[::1] data) except -1:

@@ -177,7 +177,8 @@ class RowPartitioner:
         if self._job.null_key_output is not None:
             hosts[nulls] = 0  # any host can give them to the output
         if len(keyed):
-            hosts[keyed] = self._host_of[self._key_groups(keys_of(self._job, steering))]
+            canonical = encoded_keys(self._encoder, keys_of(self._job, steering))
+            hosts[keyed] = self._host_of[self._plan.key_groups(canonical, self._job.max_parallelism)]
         counts = np.bincount(hosts, minlength=self._none + 1).tolist()
         survey = TaskSurvey(
             rows.num_rows,
@@ -233,13 +234,6 @@ class RowPartitioner:
         valid = pc.is_valid(rows.column(key))
         is_valid = valid.to_numpy(zero_copy_only=False)
         return numbers[is_valid], rows.filter(valid), numbers[~is_valid]
-
-    def _key_groups(self, keys: pa.Array) -> NDArray[np.uint16]:
-        canonical = encoded_keys(self._encoder, keys)
-        if self._encoder.kind == "int":
-            return self._plan.key_groups_of_ints(canonical, self._job.max_parallelism)
-        offsets, data = canonical
-        return self._plan.key_groups_of_bytes(offsets, data, self._job.max_parallelism)
 
     def _by_host(self, rows: pa.RecordBatch, hosts: NDArray[np.uint16], counts: list[int]) -> PartitionedRows:
         if not (hosts[1:] >= hosts[:-1]).all():

@@ -301,7 +301,7 @@ def test_large_batches_on_threads(
         )  # fmt: skip
         if touched is not None:
             rows, own_keys, column = touched
-            groups = HashPlan("int64").key_groups_of_ints(own_keys, 16)
+            groups = HashPlan("int64").key_groups(own_keys, 16)
             assert own_keys.tolist() == [keys[row] for row in rows]
             assert len(rows) == len(set(keys))
             assert (np.lexsort((rows, groups)) == np.arange(len(rows))).all()

@@ -252,7 +252,7 @@ def test_more_rows_than_a_chunk(np_rng: np.random.Generator) -> None:
     distinct, first = np.unique(keys, return_index=True)
 
     rows, touched_keys, touched = reduce_many(table, keys, values, "sum", threads=2, return_touched=True)
-    groups = HashPlan("int64").key_groups_of_ints(keys[first], 16)
+    groups = HashPlan("int64").key_groups(keys[first], 16)
     assert (rows == first[np.lexsort((first, groups))]).all()
     assert (touched_keys == keys[rows]).all()
     assert (touched == sums[touched_keys]).all()
@@ -345,9 +345,8 @@ def test_overflow_downwards_and_at_the_edge(kind: str) -> None:
 
 
 def test_a_foreign_key_in_the_second_chunk_takes_the_first_back(np_rng: np.random.Generator) -> None:
-    group_of = HashPlan("int64").key_group_of_int
-    own = np.array([n for n in range(1000) if group_of(n, 4) < 2])
-    foreign = next(n for n in range(1000) if group_of(n, 4) >= 2)
+    groups = HashPlan("int64").key_groups(np.arange(1000), 4)
+    own, foreign = np.flatnonzero(groups < 2), int(np.flatnonzero(groups >= 2)[0])
     table = StateTable(StateCore(), value="long", max_parallelism=4, key_group_range=(0, 1))
     table.put(int(own[0]), 5)
     keys = np.append(np_rng.choice(own, CHUNK + 5), foreign)

@@ -16,10 +16,10 @@ import numpy as np
 from statebackend._core.core_probe import StateTable, fail_allocation, set_state_version
 from statebackend._core.kernels import batch_kernels
 from statebackend._core.kernels.aggregation_kernels import add_many
-from statebackend._core.key_groups import HashPlan
 from statebackend._core.tables.accumulators import OPERATIONS, AddPlan
 from statebackend._core.tables.state_core import StateCore
 from statebackend.errors import KeyGroupError
+from statebackend.keys import spark_hash
 
 NAMESPACES = (0, 1, 2)
 LAST_VERSION = 0xFFFFFF00
@@ -186,13 +186,12 @@ class MapModel:
     def draw_keys(self, options):
         """The keys in the table's key-group range, and some outside it."""
         count = range(self.n_keys)
+        kind = "int64" if self.layout.key == "int" else "bytes"
         if self.layout.key == "int":
             keys = [(n - self.n_keys // 2) * 0x9E3779B97F4A7C15 % 2**64 - 2**63 for n in count]
-            group_of = HashPlan("int64").key_group_of_int
         else:
             keys = [(b"%d" % n if n % 3 else b"key-%032d" % n) if n else b"" for n in count]
-            group_of = HashPlan("bytes").key_group_of_bytes
-        self.group_of = lambda key: group_of(key, options.get("max_parallelism", 128))
+        self.group_of = lambda key: spark_hash(key, kind) % options.get("max_parallelism", 128)
         if "key_group_range" not in options:
             return keys, []
         first, last = options["key_group_range"]

@@ -350,3 +350,16 @@ def fingerprint(value: Any, keys: bool = False) -> Any:
 
 def same(a: Any, b: Any, keys: bool = False) -> bool:
     return bool(fingerprint(a, keys) == fingerprint(b, keys))
+
+
+#: Numbers of key groups without a common factor. Their product is larger than 2**32: they tell all hashes apart.
+MODULI = (32768, 32749, 32719)
+
+
+def told_apart(plan: Any, canonical: Any) -> Any:
+    """The key groups of keys at each of `MODULI`, as `remainders` gives them for their hashes."""
+    return np.stack([plan.key_groups(canonical, modulus) for modulus in MODULI])
+
+
+def remainders(hashes: Any) -> Any:
+    return np.stack([np.mod(np.asarray(hashes, np.int64), modulus) for modulus in MODULI])

@@ -5,8 +5,8 @@ Values are "long", "bytes" or "object".
 
 from __future__ import annotations
 
-from statebackend._core.key_groups import HashPlan
 from statebackend.errors import ClosedError, SerializationTypeError, UsageError
+from statebackend.keys import spark_hash
 from twin.cow_map import (
     RECORD_COPIED,
     RECORD_MOVED,
@@ -48,7 +48,6 @@ class StateTable:
     ):
         self.owner = self.core = owner
         self.key_type, self.value_type = int if key == "int" else bytes, VALUE_TYPES[value]
-        self.plan = HashPlan("int64" if key == "int" else "bytes")
         self.max_parallelism, self.initial_capacity, self.hash_mask = (
             max_parallelism,
             initial_capacity,
@@ -77,9 +76,7 @@ class StateTable:
         return hash_bytes(key, self.core.seed + ns) & self.hash_mask, self.group_of(key)
 
     def group_of(self, key):
-        if self.key_type is int:
-            return self.plan.key_group_of_int(key, self.max_parallelism)
-        return self.plan.key_group_of_bytes(key, self.max_parallelism)
+        return spark_hash(key, "int64" if self.key_type is int else "bytes") % self.max_parallelism
 
     def check_value(self, value):
         if self.value_type is not object and type(value) is not self.value_type:

@@ -48,12 +48,8 @@ class CompiledKeyedBackend(CheckpointedKeyedBackend):
 
     def groups_of(self, canonical: Any) -> np.ndarray[Any, np.dtype[np.uint16]]:
         """The key groups of a column of keys, an array or (offsets, data); raises if one is not served here."""
-        plan = self.codec.plan
         groups: np.ndarray[Any, np.dtype[np.uint16]]
-        if isinstance(canonical, tuple):
-            groups = plan.key_groups_of_bytes(*canonical, self._max_parallelism)
-        else:
-            groups = plan.key_groups_of_ints(canonical, self._max_parallelism)
+        groups = self.codec.plan.key_groups(canonical, self._max_parallelism)
         own = self._key_group_range
         foreign = np.flatnonzero((groups < own.start) | (groups > own.end))
         if len(foreign):

@@ -42,12 +42,7 @@ def grouping(key_type: Type, max_parallelism: int) -> Callable[[pa.Array], NDArr
     plan = HashPlan(encoder.hash_plan)
 
     def found(keys: pa.Array) -> NDArray[np.uint16]:
-        canonical = encoded_keys(encoder, keys)
-        groups: NDArray[np.uint16]
-        if encoder.kind == "int":
-            groups = plan.key_groups_of_ints(canonical, max_parallelism)
-        else:
-            groups = plan.key_groups_of_bytes(*canonical, max_parallelism)
+        groups: NDArray[np.uint16] = plan.key_groups(encoded_keys(encoder, keys), max_parallelism)
         return groups
 
     return found
