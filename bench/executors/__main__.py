@@ -41,7 +41,7 @@ import statebackend as sb
 from bench.common.report import Report
 from bench.executors.hosts import Hosts, count_rows
 from statebackend.checkpoint.files import PosixFiles
-from statebackend.cluster.cluster_execution import ClusterExecution, Engine, HostOptions
+from statebackend.cluster.cluster_execution import ClusterExecution, Engine, Executors
 from statebackend.cluster.host import HostPlan
 from statebackend.cluster.shuffle_partitioner import TaskSurvey
 from statebackend.cluster.shuffle_pieces import PieceSum
@@ -173,8 +173,10 @@ def simulate(hosts: int, args: argparse.Namespace, folder: str) -> dict[str, flo
                 super().committed(batch_id)
 
     def execution(*arguments: Any, **named: Any) -> ClusterExecution:
-        options = HostOptions(start_timeout=300, silence=300)
-        return Watched(*arguments, **named, engine=engine, parallelism=hosts, options=options, memory=1 << 20)
+        options = Executors(
+            hosts, batch_memory="1m", start_timeout="5 minutes", heartbeat_timeout="5 minutes"
+        )
+        return Watched(*arguments, **named, engine=engine, options=options)
 
     figures: dict[str, list[float]] = {name: [] for name in ("start", "batch", "run", "commit", "processor")}
     requests = []

@@ -108,8 +108,7 @@ class Run:
             key="k",
             schema=SCHEMA,
             backend=backend,
-            mode="executors" if hosts else "driver",
-            parallelism=hosts or None,
+            run_on=sb.spark.Executors(hosts) if hosts else sb.spark.Driver(),
             state=f"file://{self.folder}/state/{self.name}",
             sink=self.sink if sink is None else sink,
         )

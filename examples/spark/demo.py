@@ -56,8 +56,7 @@ def start(spark: Any, folder: Path, report: Any, backend: str = "heap", mode: st
         key="customer",
         schema=SCHEMA,
         backend=backend,
-        mode=mode,
-        parallelism=2 if mode == "executors" else None,
+        run_on=sb.spark.Executors(2) if mode == "executors" else sb.spark.Driver(),
         state=f"file://{folder}/state",
         sink=lambda frame, batch_id: frame.write.mode("overwrite").parquet(f"{folder}/out/batch={batch_id}"),
     )

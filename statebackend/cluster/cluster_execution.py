@@ -14,8 +14,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -36,53 +36,76 @@ from statebackend.runtime.batch_rows import Survey
 from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.execution import BatchResult, BatchTimes, CommitRequest, Execution
 from statebackend.runtime.job import Job
+from statebackend.state import Duration, Size, milliseconds, number_of_bytes
 from statebackend.types import Type
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
 
 
 @dataclass(frozen=True)
-class HostOptions:
-    """Options of executors mode: pass it as ``hosts=``.
+class Executors:
+    """Executors mode: state is in ``n`` Python processes (hosts) on Spark's executors. Pass it as ``run_on=``.
 
-    Hosts must be there after ``start_timeout`` seconds. A host whose process is silent for ``silence`` seconds is lost;
-    it ends by itself if it has not heard from the driver for as long. A long call of the function is not silence.
-    ``host_timeout`` is the longest that the function may take for a batch on a host; None: any time. A batch is tried
-    ``max_tries`` times while hosts are lost. Rows that wait for their batch take ``staged_on_disk`` bytes at most on
-    the disk of each host, beside ``memory=`` bytes in memory. The driver listens at ``bind``, the interface at which
-    Spark's own listens unless given, at one of ``ports``, and hosts find it at ``advertise``, which is the same unless
-    given. Each host is a task with the resources of ``profile``, a ``pyspark.resource.ResourceProfile``; None: with
-    those of any task. With ``local_copies``, a host keeps the newest base of its range on its disk as well, where a
-    host that takes its place reads it; None: if the checkpoint is in an object store.
+    At each host, waiting rows take ``batch_memory`` in memory and ``spill_disk`` on disk at most. Hosts must be there
+    after ``start_timeout``. The driver gives up a host without a sign of life for ``heartbeat_timeout``; so does a host
+    without one of the driver. A long call of the function is no silence: only ``batch_timeout`` limits the time of a
+    batch on a host. A batch has ``max_attempts`` while hosts are lost.
 
-    >>> HostOptions(max_tries=0)
+    The driver listens at ``bind``, by default where Spark's driver does, at one of ``ports``; hosts reach it at
+    ``advertised_address``. ``profile`` gives a host the resources of a ``pyspark.resource.ResourceProfile``. With
+    ``local_copies``, a host keeps the newest base of its range on its local disk for its successor; by default if the
+    store is an object store.
+
+    >>> Executors(8, max_attempts=0)
     Traceback (most recent call last):
-    statebackend.errors.UsageError: max_tries is a whole number, at least 1 [USAGE]
+    statebackend.errors.UsageError: max_attempts is a whole number, at least 1 [USAGE]
     """
 
-    start_timeout: float = 120.0
-    silence: float = 30.0
-    host_timeout: float | None = None
-    max_tries: int = 3
-    staged_on_disk: int = 64 << 30
+    n: int
+    _: KW_ONLY
+    batch_memory: Size = "256m"
+    spill_disk: Size = "64g"
+    start_timeout: Duration = "2 minutes"
+    heartbeat_timeout: Duration = "30 seconds"
+    batch_timeout: Duration | None = None
+    max_attempts: int = 3
     bind: str | None = None
     ports: Sequence[int] = (0,)
-    advertise: str | None = None
-    profile: Any = None
+    advertised_address: str | None = None
+    profile: ResourceProfile | None = None
     local_copies: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("start_timeout", "silence", "host_timeout"):
-            given = getattr(self, name)
-            if name == "host_timeout" and given is None:
-                continue
-            if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < 1e9:
-                raise UsageError(f"{name} is a number of seconds, above 0")
-        for name, least in (("max_tries", 1), ("staged_on_disk", 0)):
-            if type(getattr(self, name)) is not int or getattr(self, name) < least:
-                raise UsageError(f"{name} is a whole number, at least {least}")
+        given: dict[str, Any] = vars(self)
+        for name in ("n", "max_attempts"):
+            if type(given[name]) is not int or given[name] < 1:
+                raise UsageError(f"{name} is a whole number, at least 1")
+        number_of_bytes("batch_memory", self.batch_memory, least=1)
+        number_of_bytes("spill_disk", self.spill_disk)
+        for name in ("start_timeout", "heartbeat_timeout", "batch_timeout"):
+            if given[name] is not None or name != "batch_timeout":
+                milliseconds(name, given[name])
         if self.local_copies not in (None, True, False):
             raise UsageError("local_copies is True, False or None")
-        if not self.ports or not all(type(port) is int and 0 <= port < 65536 for port in self.ports):
+        for name in ("bind", "advertised_address"):
+            if given[name] is not None and not (isinstance(given[name], str) and given[name]):
+                raise UsageError(f"{name} is an address, such as '10.0.0.1'")
+        ports = given["ports"]
+        is_list = isinstance(ports, Sequence) and not isinstance(ports, str)
+        if not is_list or not ports or not all(type(port) is int and 0 <= port < 65536 for port in ports):
             raise UsageError("ports is a list of ports, 0 for any")
+        if given["profile"] is not None and not hasattr(given["profile"], "taskResources"):
+            raise UsageError("profile is a pyspark.resource.ResourceProfile")
+
+    def seconds(self, timeout: str) -> float:
+        """One of the timeouts, in seconds."""
+        return milliseconds(timeout, getattr(self, timeout)) / 1000
+
+    @property
+    def bytes_in_memory(self) -> int:
+        """The memory for rows that wait at each host."""
+        return number_of_bytes("batch_memory", self.batch_memory)
 
 
 _log = logging.getLogger(__name__)
@@ -154,8 +177,7 @@ _REPORT = 5.0
 class ClusterExecution(Execution):
     """Runs the batches of a job by hosts, which ``engine`` keeps running.
 
-    They begin with the newest checkpoint of the store, or with ``source`` if there is none. Rows that wait for their
-    batch take ``memory`` bytes at each host at most; the rest of them is on disk. The driver listens at ``bind``.
+    They begin with the newest checkpoint of the store, or with ``source`` if there is none.
     ``delivered`` names the outputs that have a sink, with the columns that cut each into files.
     """
 
@@ -168,10 +190,7 @@ class ClusterExecution(Execution):
         source: Checkpoint | Savepoint | None = None,
         delivered: Mapping[str, Sequence[str]],
         engine: Engine,
-        parallelism: int,
-        options: HostOptions,
-        memory: int,
-        bind: str = "127.0.0.1",
+        options: Executors,
     ) -> None:
         self._job, self._key_type, self._store = job, key_type, store
         self._engine, self._options = engine, options
@@ -188,14 +207,14 @@ class ClusterExecution(Execution):
         self._attempt = 0
         try:
             self._hosts = Hosts(
-                parallelism,
+                options.n,
                 self._secret,
                 self._epoch,
                 self._restore,
-                bind=bind,
+                bind=options.bind or "127.0.0.1",
                 ports=options.ports,
-                silence=options.silence,
-                needs_bytes=needed_bytes(job, memory),
+                silence=options.seconds("heartbeat_timeout"),
+                needs_bytes=needed_bytes(job, options.bytes_in_memory),
                 num_executors=engine.num_executors,
             )
         except BaseException:
@@ -210,7 +229,7 @@ class ClusterExecution(Execution):
             self._token = host_files.leave_token(self._writer)
             host, port = self._hosts.address
             is_far = scheme_of(store.uri) not in (None, "file")
-            for number in range(parallelism):
+            for number in range(options.n):
                 plan = HostPlan(
                     job=job,
                     key_type=key_type,
@@ -219,12 +238,12 @@ class ClusterExecution(Execution):
                     source=source,
                     delivered=dict(delivered),
                     number=number,
-                    parallelism=parallelism,
-                    driver=(options.advertise or host, port),
+                    parallelism=options.n,
+                    driver=(options.advertised_address or host, port),
                     secret=self._secret,
-                    lease=options.silence,
-                    memory=memory,
-                    quota=options.staged_on_disk,
+                    lease=options.seconds("heartbeat_timeout"),
+                    memory=options.bytes_in_memory,
+                    quota=number_of_bytes("spill_disk", options.spill_disk),
                     has_copies=is_far if options.local_copies is None else options.local_copies,
                 )
                 engine.keep_host(plan, self._hosts.fail, self._hosts.died)
@@ -245,7 +264,7 @@ class ClusterExecution(Execution):
 
         While some are missing for want of slots, none keeps its own: another query may wait for it as we do for theirs.
         """
-        limit, tries = self._options.start_timeout, self._options.max_tries
+        limit, tries = self._options.seconds("start_timeout"), self._options.max_attempts
         for nth in range(1, tries + 1):
             try:
                 return self._hosts.wait_ready(limit)
@@ -261,14 +280,14 @@ class ClusterExecution(Execution):
                 until = time.monotonic() + pause
                 while (left := until - time.monotonic()) > 0 and not self._engine.has_ended():
                     time.sleep(min(left, 1.0))
-        raise AssertionError("max_tries is at least 1")
+        raise AssertionError("max_attempts is at least 1")
 
     def _probe(self, addresses: list[tuple[str, int]]) -> None:
         """See that batches have a slot, and their tasks reach hosts."""
         if self._has_probed:
             return
         try:
-            self._engine.probe(addresses, self._secret, self._options.start_timeout)
+            self._engine.probe(addresses, self._secret, self._options.seconds("start_timeout"))
         except HostError as error:
             if self._hosts.are_ready:
                 raise
@@ -276,7 +295,7 @@ class ClusterExecution(Execution):
         self._has_probed = True
 
     def run(self, batch_id: int, incoming: BatchSource, begun: BatchTimes, watch: Stopwatch) -> CommitRequest:
-        tries = self._options.max_tries
+        tries = self._options.max_attempts
         for nth in range(1, tries + 1):
             with watch.part("hosts"):
                 addresses = self._ready()
@@ -294,7 +313,7 @@ class ClusterExecution(Execution):
             except BaseException:
                 self._take_back(of_try)
                 raise
-        raise AssertionError("max_tries is at least 1")
+        raise AssertionError("max_attempts is at least 1")
 
     def _lost(self, detail: str) -> HostError:
         """The error for a batch that cost hosts in each try, with all that is known of their ends."""
@@ -357,7 +376,7 @@ class ClusterExecution(Execution):
                     Question("run", {**named, **times, "tasks": _pieces_of(index, reports)}, schema)
                     for index in range(len(addresses))
                 ],
-                self._options.host_timeout,
+                None if self._options.batch_timeout is None else self._options.seconds("batch_timeout"),
             )
         ran = _merged(answers)
         ran.figures.update(

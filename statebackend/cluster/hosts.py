@@ -98,7 +98,7 @@ class RegisteredHost:
         raise HostLostError(
             "a host has not answered in time",
             detail=f"{self}, {limit} s",
-            hint="if the function may take so long for a batch, pass a greater host_timeout",
+            hint="if the function may take so long for a batch, pass a greater batch_timeout",
         )
 
     def lost(self) -> HostLostError:
@@ -318,7 +318,7 @@ class Hosts:
             return HostError(
                 "a host may not have the memory that its state may take",
                 code="HOST.MEMORY",
-                detail=f"{limit} bytes, and max_bytes and memory= come to {self._needs_bytes}, on executor "
+                detail=f"{limit} bytes, and max_bytes and batch_memory come to {self._needs_bytes}, on executor "
                 f"{said['executor']}",
                 hint="raise spark.executor.pyspark.memory, which is shared by the cores of an executor, or lower them",
             )

@@ -6,18 +6,20 @@
 <stateful MapWithState, key 'user', state at /data/app/state>
 """
 
-from statebackend.cluster.cluster_execution import HostOptions
+from statebackend.cluster.cluster_execution import Executors
 from statebackend.functions import EventTime, to_output
 from statebackend.spark import sinks
 from statebackend.spark.display import progress_bar, prometheus
 from statebackend.spark.driver import StatefulBatches
+from statebackend.spark.driver_mode import Driver
 from statebackend.spark.heartbeats import heartbeat
 from statebackend.spark.sinks.committed_sink import SinkContext
 from statebackend.spark.stateful import stateful
 
 __all__ = [
+    "Driver",
     "EventTime",
-    "HostOptions",
+    "Executors",
     "SinkContext",
     "StatefulBatches",
     "heartbeat",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from statebackend.cluster.cluster_execution import HostOptions
+from statebackend.cluster.cluster_execution import Executors
 from statebackend.cluster.hosts import TELL
 from statebackend.errors import UsageError
 from statebackend.spark.session import is_connect, is_set
@@ -37,7 +37,7 @@ def check_not_encrypted(frame: DataFrame) -> None:
                 f"Spark encrypts {what} as plain text",
                 code="USAGE.NOT_AVAILABLE",
                 detail=name,
-                hint="use mode='driver'",
+                hint="use run_on=sb.spark.Driver()",
             )
 
 
@@ -58,7 +58,7 @@ def check_memory(frame: DataFrame, parallelism: int, needed: int) -> None:
             "the memory of an executor's container is too small for its hosts",
             code="USAGE.MEMORY",
             detail=f"{room >> 20} MiB beside the JVM, and {hosts} hosts of up to {needed >> 20} MiB each, which "
-            "is max_bytes and memory=",
+            "is max_bytes and batch_memory",
             hint=f"raise {name}, give the application more executors, or lower max_bytes",
         )
 
@@ -146,8 +146,8 @@ def _too_few_slots(parallelism: int, there: str) -> UsageError:
     return UsageError(
         "the hosts would take all slots of the application, and its batches need one",
         code="USAGE.SLOTS",
-        detail=f"parallelism={parallelism}, {there}",
-        hint="give the application more cores, or pass a smaller parallelism",
+        detail=f"Executors({parallelism}), {there}",
+        hint="give the application more cores, or pass a smaller n to Executors(n)",
     )
 
 
@@ -193,11 +193,11 @@ def _is_local(master: str) -> bool:
     return master.partition("[")[0] == "local"
 
 
-def options_at(frame: DataFrame, options: HostOptions) -> HostOptions:
+def options_at(frame: DataFrame, options: Executors) -> Executors:
     """Options with the addresses at which Spark's own driver listens, and is found, unless they have others."""
     if options.bind is not None:
         return options
     conf = frame.sparkSession.conf
     host = conf.get("spark.driver.host", None)
     bind = conf.get("spark.driver.bindAddress", None) or host
-    return replace(options, bind=bind, advertise=options.advertise or host)
+    return replace(options, bind=bind, advertised_address=options.advertised_address or host)

@@ -29,7 +29,7 @@ from statebackend.runtime.function_calls import is_interrupt, summary
 from statebackend.runtime.start_checks import Beginning, check_beginning
 from statebackend.spark import display
 from statebackend.spark.display import shortened
-from statebackend.spark.driver_mode import DriverMode, RunMode
+from statebackend.spark.driver_mode import RunMode
 from statebackend.spark.session import (
     SPARKS_FOLDERS,
     Query,
@@ -84,7 +84,7 @@ class StatefulBatches:
         on_gap: str,
         on_batch: Callable[[Figures], object] | None,
         clock: clocks.Clock | None,
-        way: RunMode | None = None,
+        way: RunMode,
     ) -> None:
         _check_options(on_batch, name)
         clocks.checked_clock(clock)
@@ -96,7 +96,7 @@ class StatefulBatches:
             raise UsageError("retain and single_writer are options of the store that is given")
         #: Never opened: each run opens a copy of it.
         self._unopened = state.unopened()
-        self._unopened_way: RunMode = DriverMode() if way is None else way
+        self._unopened_way = way
         self._deliveries = SinkDeliveries.of(sink, job.outputs, self._unopened_way.most_files)
         check_not_a_sinks(self._unopened, self._deliveries.addresses())
         self._unopened_way.check(self._unopened)

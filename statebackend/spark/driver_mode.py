@@ -16,6 +16,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -86,31 +87,48 @@ class RunMode(ABC):
 
 _log = logging.getLogger("statebackend.spark")
 
-MEMORY, FILES = "memory", "files"
+INPUTS = AUTO, FILES = "auto", "files"
+#: The way of a batch that comes at once, in its progress.
+_MEMORY = "memory"
 #: The folder of a store in which Spark writes the rows of batches, each run of a query into a folder of its own.
 FOLDER = "statebackend-input"
 _RUN = re.compile(r"run-[0-9a-f]{16}")
-#: What rows may take in memory, unless the user says it.
-_DEFAULT = 256 << 20
 #: A piece, copies of it while it is sorted or joined, and rows out share what rows may take.
 _SHARES = 4
 _ENCRYPTED = "the store is encrypted, and these files are not"
 
 
-class DriverMode(RunMode):
-    """Decides the way of each batch. Once one was too large for memory, those after it go through files at once.
+@dataclass(frozen=True)
+class Driver:
+    """Driver mode, the default: state is in the process of the driver. Pass it as ``run_on=``.
 
-    ``memory`` is what rows of a batch may take in this process, in bytes, about. With ``"memory"``, batches come at
-    once until one is larger than that, or than what Spark brings to the driver. Picklable until it is opened.
+    Rows of a batch take about ``batch_memory`` in this process. With ``input="auto"``, a batch comes to the driver at
+    once, until one is larger than ``batch_memory`` or than Spark brings to the driver. Later batches use files then.
+    With ``input="files"``, each batch uses files.
+
+    >>> Driver("1g", input="files")
+    Driver(batch_memory='1g', input='files')
+    >>> Driver(input="memory")
+    Traceback (most recent call last):
+    statebackend.errors.UsageError: unknown input 'memory'; expected 'auto' or 'files' [USAGE]
     """
 
-    def __init__(self, way: str = MEMORY, memory: Size | None = None) -> None:
-        if way not in (MEMORY, FILES):
-            raise UsageError("input is 'memory' or 'files'")
-        self._way = way
-        #: None: as much as Spark brings to the driver.
-        self._memory = None if memory is None else number_of_bytes("memory", memory, least=1)
-        self._through_files = way == FILES
+    batch_memory: Size = "256m"
+    input: str = AUTO
+
+    def __post_init__(self) -> None:
+        number_of_bytes("batch_memory", self.batch_memory, least=1)
+        if self.input not in INPUTS:
+            raise UsageError(f"unknown input {self.input!r}; expected 'auto' or 'files'")
+
+
+class DriverMode(RunMode):
+    """Decides the way of each batch. After the first batch that overflows, batches use files."""
+
+    def __init__(self, options: Driver) -> None:
+        self._options = options
+        self._memory = number_of_bytes("batch_memory", options.batch_memory)
+        self._through_files = options.input == FILES
         #: Where files lie; None if they may lie nowhere, for a reason.
         self._folder: str | None = None
         self._why_not = ""
@@ -123,13 +141,13 @@ class DriverMode(RunMode):
 
     @property
     def _piece_bytes(self) -> int:
-        return max(1, (self._memory or _DEFAULT) // _SHARES)
+        return max(1, self._memory // _SHARES)
 
     def unopened(self) -> DriverMode:
-        return DriverMode(self._way, self._memory)
+        return DriverMode(self._options)
 
     def check(self, store: CheckpointReader) -> None:
-        if self._way == FILES and store.encryption is not None:
+        if self._options.input == FILES and store.encryption is not None:
             raise _no_files(store, _ENCRYPTED)
 
     def execution(self, frame: DataFrame, job: Job) -> Callable[..., Execution]:
@@ -152,8 +170,6 @@ class DriverMode(RunMode):
             self._why_not = "the store is no folder, and executors may be on other machines"
         if self._through_files and self._folder is None:
             raise _no_files(store, self._why_not)
-        if self._memory is not None and self._folder is None:
-            _log.warning("memory= has no effect, batches come at once: %s", self._why_not)
 
     def rows_of(self, frame: DataFrame, job: Job) -> DriverRows:
         return DriverRows(self, frame, job)
@@ -168,16 +184,19 @@ class DriverMode(RunMode):
                     raise
                 self._overflowed("what Spark brings to the driver (spark.driver.maxResultSize)")
             else:
-                if self._memory is not None and table.nbytes > self._memory and self._folder is not None:
-                    self._overflowed(f"memory= ({table.nbytes:,} bytes)")
+                if table.nbytes > self._memory:
+                    self._overflowed(f"batch_memory ({table.nbytes:,} bytes)")
                 return table
         assert self._folder is not None
         folder = os.path.join(self._folder, secrets.token_hex(8))
         return write_batch(frame, job, folder, self._piece_bytes)
 
     def _overflowed(self, than: str) -> None:
+        if self._folder is None:
+            _log.warning("a batch is larger than %s, and cannot use files: %s", than, self._why_not)
+            return
         self._through_files = True
-        _log.warning("a batch is larger than %s: from now on, batches go through files", than)
+        _log.warning("a batch is larger than %s: from now on, batches use files", than)
 
     def close(self) -> None:
         """Remove the folder of this run, if there is one. Idempotent."""
@@ -194,7 +213,7 @@ def _no_files(store: CheckpointReader, why: str) -> UsageError:
         "batches cannot go through files here",
         code="USAGE.NOT_AVAILABLE",
         detail=f"{store.address}: {why}",
-        hint="leave input='files' out, and keep batches small: maxFilesPerTrigger, maxOffsetsPerTrigger",
+        hint="leave Driver(input='files') out, and keep batches small: maxFilesPerTrigger, maxOffsetsPerTrigger",
     )
 
 
@@ -212,7 +231,7 @@ class DriverRows(BatchRows):
     def figures(self) -> Figures:
         """The number of ticks, and how the rows came: in memory, or through files."""
         if self._files is None:
-            return {"numHeartbeats": self._heartbeats, "input": MEMORY}
+            return {"numHeartbeats": self._heartbeats, "input": _MEMORY}
         return {"numHeartbeats": self._files.heartbeats, "input": FILES}
 
     def read(self) -> pa.Table | BatchFiles:
@@ -346,7 +365,7 @@ def write_batch(frame: DataFrame, job: Job, folder: str, piece_bytes: int) -> Ba
                 "Spark cannot write this batch as files, or not in this order",
                 code="USAGE.NOT_AVAILABLE",
                 detail=f"columns {', '.join(frame.columns)}; order_by {', '.join(job.sorted_by) or 'none'}",
-                hint="leave input='files' out, or give the column another type",
+                hint="leave Driver(input='files') out, or give the column another type",
             ) from error
         raise
     return BatchFiles(folder, sorted(names, key=_part), schema, piece_bytes)

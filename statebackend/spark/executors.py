@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from statebackend.checkpoint import CheckpointReader
-from statebackend.cluster.cluster_execution import ClusterExecution, Engine, HostOptions, needed_bytes
+from statebackend.cluster.cluster_execution import ClusterExecution, Engine, Executors, needed_bytes
 from statebackend.cluster.failures import described, raised, reported
 from statebackend.cluster.host import Host, HostPlan
 from statebackend.cluster.shuffle_partitioner import BatchSurvey, RowPartitioner
@@ -42,7 +42,6 @@ from statebackend.spark.cluster_checks import check_memory, check_not_encrypted,
 from statebackend.spark.driver_mode import BatchRows, RunMode
 from statebackend.spark.heartbeats import COLUMN as HEARTBEAT
 from statebackend.spark.session import Query, QueryRun, column_types, is_connect, is_set
-from statebackend.state import Size, number_of_bytes
 from statebackend.types import Type
 
 if TYPE_CHECKING:
@@ -52,8 +51,6 @@ _log = logging.getLogger("statebackend.spark")
 
 #: The column of the one row that a task gives.
 _REPORT = pa.schema([("report", pa.string())])
-#: Bytes of rows that wait at a host in memory, unless the user says it.
-_MEMORY = 256 << 20
 #: So many jobs of a host that fail one after the other, each within so many seconds, are no accident.
 _FAILURES, _SOON = 4, 30.0
 #: Seconds for hosts to end by themselves, and once more for Spark to end them.
@@ -223,8 +220,8 @@ class SparkEngine(Engine):
             raise UsageError(
                 "no task of a batch finds a slot beside the hosts",
                 code="USAGE.SLOTS",
-                detail=f"parallelism={self.parallelism}, within {limit:g} s",
-                hint="give the application more cores, or pass a smaller parallelism",
+                detail=f"Executors({self.parallelism}), within {limit:g} s",
+                hint="give the application more cores, or pass a smaller n to Executors(n)",
             ) from error
         finally:
             timer.cancel()
@@ -452,38 +449,29 @@ def _renamed(
 
 
 class ExecutorsMode(RunMode):
-    """Rows go to hosts, from the tasks that compute them; ``memory`` bytes of them may wait at each."""
+    """Rows go to hosts, from the tasks that compute them."""
 
-    def __init__(self, parallelism: int, options: HostOptions, memory: Size | None = None) -> None:
-        self._parallelism, self._options = parallelism, options
-        self._memory = _MEMORY if memory is None else number_of_bytes("memory", memory, least=1)
-        self.most_files = parallelism  # one of each host
+    def __init__(self, options: Executors) -> None:
+        self._options = options
+        self.most_files = options.n  # one of each host
         self._engine: SparkEngine | None = None
 
     def __repr__(self) -> str:
-        return f"<rows to {self._parallelism} hosts>"
+        return f"<rows to {self._options.n} hosts>"
 
     def unopened(self) -> ExecutorsMode:
-        return ExecutorsMode(self._parallelism, self._options, self._memory)
+        return ExecutorsMode(self._options)
 
     def execution(self, frame: DataFrame, job: Job) -> Callable[..., Execution]:
         check_not_encrypted(frame)
-        if self._options.profile is None:  # else hosts have slots and memory of their own
-            check_memory(frame, self._parallelism, needed_bytes(job, self._memory))
-            check_slots(frame, self._parallelism, self._options.start_timeout, slots_of_hosts)
         options = options_at(frame, self._options)
+        if options.profile is None:  # else hosts have slots and memory of their own
+            check_memory(frame, options.n, needed_bytes(job, options.bytes_in_memory))
+            check_slots(frame, options.n, options.seconds("start_timeout"), slots_of_hosts)
 
         def make(*arguments: Any, **named: Any) -> ClusterExecution:
-            self._engine = SparkEngine(frame, self._parallelism, options.profile)
-            return ClusterExecution(
-                *arguments,
-                **named,
-                engine=self._engine,
-                parallelism=self._parallelism,
-                options=options,
-                memory=self._memory,
-                bind=options.bind or "127.0.0.1",
-            )
+            self._engine = SparkEngine(frame, options.n, options.profile)
+            return ClusterExecution(*arguments, **named, engine=self._engine, options=options)
 
         return make
 

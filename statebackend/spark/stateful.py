@@ -6,16 +6,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from statebackend.checkpoint import CheckpointStore
-from statebackend.cluster.cluster_execution import HostOptions
+from statebackend.cluster.cluster_execution import Executors
 from statebackend.errors import UsageError
 from statebackend.functions import EventTime, ProcessFunction, Rule
 from statebackend.runtime import Job
 from statebackend.runtime.batch_progress import Figures
 from statebackend.runtime.start_checks import Beginning
 from statebackend.spark.driver import StatefulBatches
-from statebackend.spark.driver_mode import DriverMode, RunMode
+from statebackend.spark.driver_mode import Driver, DriverMode
 from statebackend.spark.executors import ExecutorsMode
-from statebackend.state import Duration, Size, StateBackend, clocks
+from statebackend.state import Duration, StateBackend, clocks
 
 
 def stateful(
@@ -26,9 +26,8 @@ def stateful(
     state: str | os.PathLike[str] | CheckpointStore,
     sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None = None,
     backend: str | StateBackend = "heap",
-    mode: str = "driver",
-    parallelism: int | None = None,
     max_parallelism: int = 128,
+    run_on: Driver | Executors | None = None,
     retain: int | Duration = 2,
     event_time: str | EventTime | None = None,
     order_by: str | Sequence[str] | None = None,
@@ -39,27 +38,30 @@ def stateful(
     first_batch: int | None = None,
     name: str | None = None,
     on_gap: str = "fail",
-    input: str = "memory",
-    memory: Size | None = None,
     on_batch: Callable[[Figures], object] | None = None,
     clock: clocks.Clock | None = None,
     single_writer: bool = False,
-    hosts: HostOptions | None = None,
 ) -> StatefulBatches:
     """Wrap a stateful function for ``foreachBatch``: run ``function`` over every batch, effectively once.
 
     It commits state and output of a batch together under ``state``, then calls ``sink(df, batch_id)`` with a
     frame over the committed output. If the sink fails, Spark's retry gets the same rows again, byte for byte. A sink
     with a parameter named ``context`` gets a `SinkContext` too. For several outputs, ``schema`` and ``sink`` are dicts
-    by their names; all are committed together. A batch that is larger than what Spark brings to the driver goes through
-    files beside the state, and with ``input="files"`` each does; its rows then take about ``memory`` bytes here.
+    by their names; all are committed together.
+
+    ``run_on`` says where state lives: `Driver` (the default) or `Executors`.
 
     >>> from statebackend.functions import map_with_state
     >>> count = map_with_state(lambda row, n: ((row.user, (n or 0) + 1), (n or 0) + 1), "bigint")
     >>> stateful(count, key="user", schema="user string, n bigint", state="/data/state", sink=print)
     <stateful MapWithState, key 'user', state at /data/state>
     """
-    way = _run_mode(mode, parallelism, max_parallelism, hosts, input, memory)
+    run_on = Driver() if run_on is None else run_on
+    if not isinstance(run_on, (Driver, Executors)):
+        raise UsageError(
+            f"unknown run_on: a {type(run_on).__name__}; expected a Driver or Executors",
+            hint="write run_on=sb.spark.Driver() or run_on=sb.spark.Executors(n)",
+        )
     job = Job(
         function,
         key=key,
@@ -73,7 +75,13 @@ def stateful(
         errors=errors,
     )
     job.check_broadcast()
-    if mode == "executors":
+    if isinstance(run_on, Executors):
+        if run_on.n > job.max_parallelism:
+            raise UsageError(
+                "run_on has more hosts than max_parallelism has key groups",
+                detail=f"Executors({run_on.n}), max_parallelism={max_parallelism}",
+                hint="pass fewer hosts; max_parallelism stays the same for the life of a store",
+            )
         from pyspark.cloudpickle import dumps
 
         job.check_pickled(dumps)
@@ -89,33 +97,5 @@ def stateful(
         on_gap=on_gap,
         on_batch=on_batch,
         clock=clock,
-        way=way,
+        way=DriverMode(run_on) if isinstance(run_on, Driver) else ExecutorsMode(run_on),
     )
-
-
-def _run_mode(
-    mode: str,
-    parallelism: int | None,
-    max_parallelism: int,
-    hosts: HostOptions | None,
-    input: str,
-    memory: Size | None,
-) -> RunMode:
-    if mode == "driver":
-        if parallelism not in (None, 1) or hosts is not None:
-            raise UsageError("parallelism and hosts are for mode='executors'")
-        return DriverMode(input, memory)
-    if mode != "executors":
-        raise UsageError("mode is 'driver' or 'executors'")
-    if hosts is not None and not isinstance(hosts, HostOptions):
-        raise UsageError("hosts is a HostOptions")
-    if type(parallelism) is not int or not 1 <= parallelism <= max_parallelism:
-        raise UsageError(
-            "parallelism is the number of hosts, from 1 to max_parallelism",
-            hint="each takes a slot of an executor for as long as the query runs",
-        )
-    if input != "memory":
-        raise UsageError(
-            "input is for mode='driver'", hint="executors send rows to hosts, never to the driver"
-        )
-    return ExecutorsMode(parallelism, HostOptions() if hosts is None else hosts, memory)

@@ -86,7 +86,7 @@ MESSAGES = {
 STEPS = [(op, nth) for op, count in MESSAGES.items() for nth in range(count)]
 
 
-@pytest.mark.parametrize("memory", [0, 1 << 20], ids=["on disk", "in memory"])
+@pytest.mark.parametrize("memory", [1, 1 << 20], ids=["on disk", "in memory"])
 @pytest.mark.parametrize("action", Faults.ACTIONS)
 def test_a_fault_at_any_message_costs_at_most_a_try(
     world: World,
@@ -98,9 +98,9 @@ def test_a_fault_at_any_message_costs_at_most_a_try(
 ) -> None:
     """Between any two steps of a batch; in the long run, between all, and at any message of what follows."""
     faults = Faults(monkeypatch)
-    world.open(memory=memory)
+    world.open(batch_memory=memory)
     world.batch()
-    every = 1 if is_stress else 2 if memory else 6
+    every = 1 if is_stress else 2 if memory > 1 else 6
     for step in STEPS[day_rng.randrange(every) :: every]:
         for op in MESSAGES if is_stress else ["none"]:
             faults.arm({step, (op, MESSAGES.get(op, 0))}, action)
@@ -173,7 +173,7 @@ def test_faults_at_random(world: World, monkeypatch: pytest.MonkeyPatch, is_stre
         while True:
             try:
                 if world.query is None or not world.query.runner.is_open:
-                    world.open(memory=rng.choice([0, 500, 1 << 20]))
+                    world.open(batch_memory=rng.choice([1, 500, 1 << 20]))
                 incoming = batch_of(table, PARTITIONS)._replace(identify=lambda digest=digest: digest)
                 committed = world.query.runner.run(world.next, incoming, Stopwatch())
             except (OSError, sb.HostError):
@@ -192,12 +192,12 @@ def test_faults_at_random(world: World, monkeypatch: pytest.MonkeyPatch, is_stre
     assert count[0] > batches // 5
 
 
-@pytest.mark.parametrize("memory", [0, 1 << 20], ids=["of waiting rows", "of the store"])
+@pytest.mark.parametrize("memory", [1, 1 << 20], ids=["of waiting rows", "of the store"])
 def test_full_disk_fails_the_batch_and_costs_no_host(
     small_disk: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch, memory: int
 ) -> None:
     world = World(small_disk, rng, monkeypatch)
-    query = world.open(memory=memory)
+    query = world.open(batch_memory=memory)
     world.batch()
     fill(small_disk / "ballast")
     for _ in range(2):

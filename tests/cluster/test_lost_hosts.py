@@ -143,7 +143,7 @@ class Impatient(ThreadCluster):
 
 def test_a_function_that_takes_longer_than_the_limit_costs_a_try(world: World) -> None:
     """The host that hangs is given up, and goes on later, when all is done without it: that changes nothing."""
-    world.open(host_timeout=0.5, max_tries=50, cluster=Impatient)  # any batch may take so long
+    world.open(batch_timeout=500, max_attempts=50, cluster=Impatient)  # any batch may take so long
     world.batch()
     goes_on, hangs = threading.Event(), [True]
 

@@ -149,7 +149,7 @@ def test_rows_that_fit_nowhere_are_an_error_that_says_so(
     if not is_read:
         monkeypatch.setattr("statebackend.cluster.wire._FINISH", 0.0)
         monkeypatch.setattr("statebackend.cluster.shuffle_sender._MESSAGE", 1 << 16)
-    world.open(memory=100, staged_on_disk=100)
+    world.open(batch_memory=100, spill_disk=100)
     wide = pa.table({"user": ["a" * 1000] * 20_000, "n": [1] * 20_000, "rule": [False] * 20_000})
     with pytest.raises(sb.StoreError) as caught:
         world.query.run(0, wide)
@@ -192,7 +192,7 @@ def test_hosts_that_are_lost_in_every_try_fail_the_batch_and_the_next_call_works
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("statebackend.cluster.cluster_execution._REPORT", 0.05)  # nobody reports its end
-    world.open(max_tries=2)
+    world.open(max_attempts=2)
     world.batch()
     tries = [0, 0]
 

@@ -38,7 +38,10 @@ def begun(world: World, orders: Orders) -> Callable[..., ProcessCluster]:
     """Opens the world over hosts that are processes, and runs its first batch."""
 
     def begin(**options: Any) -> ProcessCluster:
-        world.open(cluster=partial(ProcessCluster, orders.folder), **{"silence": SILENCE, **options})
+        silence = f"{SILENCE} s"
+        world.open(
+            cluster=partial(ProcessCluster, orders.folder), **{"heartbeat_timeout": silence, **options}
+        )
         world.batch()
         return world.cluster
 
@@ -65,7 +68,7 @@ def test_hosts_are_kept_while_the_driver_or_a_function_holds_the_gil(
 def test_stopped_host_is_replaced_and_ends_when_it_goes_on(
     world: World, begun: Callable[..., ProcessCluster], caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster = begun(max_tries=10)
+    cluster = begun(max_attempts=10)
     (stopped,) = cluster.processes[0]
     stopped.send_signal(signal.SIGSTOP)
     try:
@@ -81,7 +84,7 @@ def test_stopped_host_is_replaced_and_ends_when_it_goes_on(
 def test_function_that_holds_the_gil_longer_than_the_limit_costs_a_try_and_the_process(
     world: World, orders: Orders, begun: Callable[..., ProcessCluster]
 ) -> None:
-    cluster = begun(host_timeout=HELD, max_tries=10)
+    cluster = begun(batch_timeout=f"{HELD} s", max_attempts=10)
     orders.give("hold", 3600.0)
     world.batch()
     (pid,) = orders.taken_by

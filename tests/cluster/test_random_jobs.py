@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 from all_backends import BACKENDS
-from host_queries import HostQuery, LocalQuery, rows_out, state_of
+from host_queries import HostQuery, LocalQuery, executors, rows_out, state_of
 
 import statebackend as sb
 from statebackend.runtime import CommittedBatch, Job
@@ -329,14 +329,13 @@ class Twins:
         self.next = 0
         self.queries: list[HostQuery | LocalQuery] = []
 
-    def open(self, parallelism: int, memory: int = 256 << 20, **options: Any) -> None:
+    def open(self, parallelism: int, memory: int | str = "256m", **options: Any) -> None:
         options["clock"] = self.clock
         theirs = {name: each["theirs"] if isinstance(each, dict) else each for name, each in options.items()}
         ours = {name: each["ours"] if isinstance(each, dict) else each for name, each in options.items()}
         self.queries.append(LocalQuery(self.theirs, self.job, self.case.key_type, **theirs))
-        self.queries.append(
-            HostQuery(self.ours, self.job, parallelism, self.case.key_type, memory=memory, **ours)
-        )
+        hosts = executors(parallelism, batch_memory=memory)
+        self.queries.append(HostQuery(self.ours, self.job, hosts, self.case.key_type, **ours))
 
     def batches(self, count: int) -> None:
         for _ in range(count):
@@ -367,7 +366,7 @@ def run_case(folder: Path, case: Case, backend: str, rng: random.Random, batches
         while done < batches:
             count = min(rng.randrange(2, 6), batches - done)
             # A function over whole batches gets one that does not fit into memory in several calls.
-            few = 256 << 20 if twins.job.is_batch else rng.choice([0, 2000, 1 << 20])
+            few = "256m" if twins.job.is_batch else rng.choice([1, 2000, 1 << 20])
             twins.open(rng.randrange(1, 6), memory=few)
             twins.batches(count)
             twins.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from host_queries import HostQuery, LocalQuery, data_files
+from host_queries import HostQuery, LocalQuery, data_files, executors
 from host_worlds import JOB, PARALLELISM, ROWS, World
 from raw_links import HOST, wait_until
 from refusing_disks import fill
@@ -25,7 +25,7 @@ import statebackend as sb
 from statebackend.backends.heap import HeapBackend
 from statebackend.cluster import host
 from statebackend.cluster import hosts as cluster_hosts
-from statebackend.cluster.cluster_execution import HostOptions
+from statebackend.cluster.cluster_execution import Executors
 from statebackend.cluster.host import Host
 from statebackend.cluster.hosts import _MOST_REFUSALS, Hosts, Question
 from statebackend.cluster.wire import LinkError
@@ -75,7 +75,7 @@ def test_a_host_that_may_not_have_its_memory_is_refused(
     job = Job(
         JOB.function, key="user", schema="user string, total bigint", broadcast_when="rule", backend=backend
     )
-    with closing(HostQuery(tmp_path, job, PARALLELISM, memory=1000)) as query:
+    with closing(HostQuery(tmp_path, job, executors(PARALLELISM, batch_memory=1000))) as query:
         if limit == 999:
             with pytest.raises(sb.HostError, match="1073742823 bytes, and .* come to 1073742824") as raised:
                 query.run(0, ROWS)
@@ -197,8 +197,8 @@ def test_hosts_without_slots_are_told_and_all_others_end_meanwhile(
     monkeypatch.setattr(Hosts, "wait_ready", once_one_is_ready)
     monkeypatch.setattr(cluster_hosts, "TELL", 0.1)
     clusters = cluster_with(has_slot=lambda number: number == 0)
-    options = HostOptions(start_timeout=0.3, max_tries=3)
-    with closing(HostQuery(tmp_path, JOB, PARALLELISM, hosts=options, cluster=clusters)) as query:
+    options = Executors(PARALLELISM, start_timeout=300)
+    with closing(HostQuery(tmp_path, JOB, options, cluster=clusters)) as query:
         cluster = query.cluster
         with caplog.at_level(logging.INFO):
             with pytest.raises(sb.HostError, match="1 of 2 registered within 0.3 s") as raised:
@@ -243,8 +243,8 @@ def test_two_queries_that_each_have_half_of_the_slots_both_come_to_run(tmp_path:
                 slots.release()
 
     def run(name: str) -> tuple[int, Any]:
-        options = HostOptions(start_timeout=1.0, max_tries=50)
-        made = HostQuery(tmp_path / name, JOB, PARALLELISM, hosts=options, cluster=Shared)
+        options = Executors(PARALLELISM, start_timeout="1 s", max_attempts=50)
+        made = HostQuery(tmp_path / name, JOB, options, cluster=Shared)
         with closing(made) as query:
             return query.run(0, ROWS).progress["numOutputRows"], query.cluster.paused
 
@@ -263,9 +263,9 @@ def test_a_driver_that_cannot_listen_keeps_no_slots(tmp_path: Path) -> None:
             made.append(self)
 
     with socket.create_server((HOST, 0)) as taken:
-        options = HostOptions(ports=[taken.getsockname()[1]])
+        options = Executors(PARALLELISM, ports=[taken.getsockname()[1]])
         with pytest.raises(LinkError, match="cannot listen"):
-            HostQuery(tmp_path, JOB, PARALLELISM, hosts=options, cluster=Noted)
+            HostQuery(tmp_path, JOB, options, cluster=Noted)
     assert made[0]._is_closed.is_set()
 
 

@@ -13,7 +13,7 @@ import statebackend as sb
 
 pytestmark = pytest.mark.spark
 
-WAYS: dict[str, Any] = {"driver": {}, "executors": {"mode": "executors", "parallelism": 1}}
+WAYS = {"driver": sb.spark.Driver(), "executors": sb.spark.Executors(1)}
 
 
 def begun(stream: Stream, batches: int = 3) -> None:
@@ -108,7 +108,7 @@ def test_backups_of_two_moments_are_refused_and_of_one_moment_go_on(stream: Stre
     moments = range(1, 5)
     for moment in moments:
         stream.add(numbers(("a", 10**moment)))
-        stream.run(stream.batches(shipped_total(), len_of, **WAYS[way]))
+        stream.run(stream.batches(shipped_total(), len_of, run_on=WAYS[way]))
         for name in ("state", "stream"):
             shutil.copytree(stream.folder / name, stream.folder / f"{name}-{moment}")
     stream.add(numbers(("a", 10**5)))
@@ -118,7 +118,7 @@ def test_backups_of_two_moments_are_refused_and_of_one_moment_go_on(stream: Stre
             shutil.copytree(stream.folder / f"{name}-{moment}", stream.folder / name)
         sink = Collecting()
         if of_stream != of_state:
-            failure = stream.fails(stream.batches(shipped_total(), sink, **WAYS[way]))
+            failure = stream.fails(stream.batches(shipped_total(), sink, run_on=WAYS[way]))
             code = "STATE_BEHIND" if of_stream > of_state else "STREAM_BEHIND"
             code = "OTHER_ROWS" if of_state == of_stream + 1 else code
             assert f"[BATCH_GAP.{code}]" in failure
@@ -128,6 +128,6 @@ def test_backups_of_two_moments_are_refused_and_of_one_moment_go_on(stream: Stre
         if of_state == of_stream + 1:
             sb.tools.rewind(stream.state, to=of_stream - 1)  # as the hint says
         if of_state in (of_stream, of_stream + 1):
-            stream.run(stream.batches(shipped_total(), sink, **WAYS[way]))
+            stream.run(stream.batches(shipped_total(), sink, run_on=WAYS[way]))
             totals = [sum(10**each for each in range(1, at + 2)) for at in range(of_stream, 5)]
             assert sink.calls == [(at, [("a", total)]) for at, total in enumerate(totals, of_stream)]

@@ -97,7 +97,7 @@ def test_slots_that_the_settings_exclude_are_refused_at_once(
     with pytest.raises(sb.UsageError) as caught:
         check_slots(frame, slots, 1e9, lambda: 0)
     assert caught.value.code == "USAGE.SLOTS"
-    assert caught.value.detail == f"parallelism={slots}, {slots} slots"
+    assert caught.value.detail == f"Executors({slots}), {slots} slots"
     elastic = {**settings, "spark.dynamicAllocation.enabled": "true"}
     check_slots(make(sparkSession=SimpleNamespace(conf=elastic)), slots, 1e9, lambda: 0)
 

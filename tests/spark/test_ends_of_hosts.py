@@ -50,8 +50,7 @@ def test_error_says_how_the_process_of_a_host_has_ended(
     for n in (1, 2):
         stream.add(numbers(("a", n)))
     sink = Collecting()
-    hosts = sb.spark.HostOptions(max_tries=2, start_timeout=60)
-    options: dict[str, Any] = {"mode": "executors", "parallelism": 1, "hosts": hosts}
+    options = {"run_on": sb.spark.Executors(1, max_attempts=2, start_timeout="1 minute")}
     raised = stream.fails(stream.batches(Ending(), sink, **options))
     for said in says:
         assert said in raised

@@ -32,6 +32,9 @@ from statebackend.spark.sinks.parquet_sink import SinkLog
 pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_java]
 
 KINDS = ("host", "task", "executor", "stop")
+#: What `Query` makes ``run_on=`` of.
+HOSTS: dict[str, dict[str, int] | None] = {"driver": None, "executors": {}}
+LOSSES = {"max_attempts": 10, "local_copies": True}
 #: Each takes a cluster's minute: a run without ``--stress`` has some of them.
 ONE_OF_MANY = pytest.mark.sampled(3, of="clusters")
 
@@ -76,8 +79,8 @@ TOTALS = (
 def test_a_job_gives_what_it_gives_in_the_driver_batch_by_batch(
     cluster: Cluster, folder: Callable[..., Path]
 ) -> None:
-    made = {mode: folder(mode, 6) for mode in ("driver", "executors")}
-    ran = {mode: cluster.ask("run", folder=made[mode], mode=mode, story=True) for mode in made}
+    made = {mode: folder(mode, 6) for mode in HOSTS}
+    ran = {mode: cluster.ask("run", folder=made[mode], hosts=HOSTS[mode], story=True) for mode in made}
     for each in ran.values():
         assert each["error"] is None
     outputs = {
@@ -129,7 +132,7 @@ def test_nothing_is_left_of_a_query_that_has_ended(cluster: Cluster, folder: Cal
     for number in (1, 2):
         write_input(place, number)
         # One byte of memory: all rows go to the disk of the hosts.
-        assert cluster.ask("run", folder=place, memory=1)["error"] is None
+        assert cluster.ask("run", folder=place, hosts={"batch_memory": 1})["error"] is None
         left = cluster.ask("left")
         ports.append(left.pop("ports"))
         assert left == {"threads": [], "listening": [], "folders": []}
@@ -182,7 +185,7 @@ def test_processes_killed_at_random(
     place = folder("killed", 2)
     count = request.config.getoption("kills")
     kinds = rng.choices(KINDS, k=count) if is_stress else day_rng.sample(KINDS, 2)
-    options = {"hosts": {"silence": 8.0, "max_tries": 10, "local_copies": True}, "memory": 1}
+    options = {"hosts": {**LOSSES, "heartbeat_timeout": "8 s", "batch_memory": 1}}
     did = cluster.ask("kill", folder=place, kinds=kinds, seed=rng.randrange(2**31), **options)
     assert sum(did["killed"].values()) >= (0.7 * len(kinds) if is_stress else 1)
     check_running(place)
@@ -194,7 +197,7 @@ def test_hosts_stopped_for_longer_than_the_timeout(
 ) -> None:
     """Each is replaced, and goes on only when another has its place."""
     place = folder("stopped", 2)
-    options = {"hosts": {"silence": 4.0, "max_tries": 10, "local_copies": True}}
+    options = {"hosts": {**LOSSES, "heartbeat_timeout": "4 s"}}
     did = cluster.ask("kill", folder=place, kinds=["stop"] * 12, seed=rng.randrange(2**31), **options)
     assert did["killed"] == {"stop": 12}
     check_running(place)
@@ -218,7 +221,7 @@ def test_a_driver_killed_at_random(
     for _ in range(request.config.getoption("kills") // 10 if is_stress else 1):
         with Cluster(tmp_path) as driver:
             before = num_calls(place)
-            driver.tell("run", folder=place, endless=True, memory=1)
+            driver.tell("run", folder=place, endless=True, hosts={"batch_memory": 1})
             waits_for("two batches", lambda before=before: num_calls(place) > before + 1)
             time.sleep(rng.random())  # anywhere in a batch
             driver.kill()
@@ -238,7 +241,9 @@ def test_query_goes_on_when_driver_was_stopped_for_30_seconds(
     """Its hosts have given it up by then."""
     place = folder("stopped driver", 2)
     with Cluster(tmp_path) as driver:
-        driver.tell("run", folder=place, endless=True, hosts={"silence": 10.0, "max_tries": 10})
+        driver.tell(
+            "run", folder=place, endless=True, hosts={"heartbeat_timeout": "10 s", "max_attempts": 10}
+        )
         for stop in range(4):
             before = num_calls(place)
             waits_for("two batches", lambda n=before: has_answered(driver) or num_calls(place) > n + 1)
@@ -341,8 +346,8 @@ def test_through_connect_where_a_worker_is_killed(folder: Callable[..., Path], t
 
 def test_hosts_that_leave_no_slot_to_batches_are_refused(stream: Stream) -> None:
     stream.add(numbers(("a", 1)))
-    refused = stream.fails(stream.batches(sink=len_of, mode="executors", parallelism=2))
-    assert "parallelism=2, 2 slots" in refused
+    refused = stream.fails(stream.batches(sink=len_of, run_on=sb.spark.Executors(2)))
+    assert "Executors(2), 2 slots" in refused
     assert "USAGE.SLOTS" in refused
 
 

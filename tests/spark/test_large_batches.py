@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from statebackend.spark.session import arrow_of
 
 pytestmark = pytest.mark.spark
 
+FILES = partial(sb.spark.Driver, input="files")
 #: A piece of one row, and of a few.
 SIZES = [1, 250]
 SCHEMA = {"main": "user string, n bigint, seen bigint", "late": "user string, at bigint, n bigint"}
@@ -137,9 +139,7 @@ def test_pieces_mean_what_the_whole_means(
     whole = given_by(stream, "memory", function(), clock=clock, **options)
     assert whole[2][1][2] > 0, "rows were late"
     for size in SIZES if is_stress else [day_rng.choice(SIZES)]:
-        pieces = given_by(
-            stream, f"files-{size}", function(), clock=clock, input="files", memory=4 * size, **options
-        )
+        pieces = given_by(stream, f"files-{size}", function(), clock=clock, run_on=FILES(4 * size), **options)
         if function is WholeKeys:  # whose keys come by their values
             whole, pieces = _by_key(whole), _by_key(pieces)
         # Late rows are put aside before they are sorted, or after that.
@@ -174,7 +174,9 @@ def test_a_batch_that_is_too_large_goes_through_files_and_so_do_those_after_it(
     stream.add(numbers(("a", 1), ("b", 1)))
     stream.add(numbers(("a", 1), ("b", 1)))
     ways: list[str] = []
-    batches = stream.batches(sink=len_of, memory=8, on_batch=lambda figures: ways.append(figures["input"]))
+    batches = stream.batches(
+        sink=len_of, run_on=sb.spark.Driver(8), on_batch=lambda figures: ways.append(figures["input"])
+    )
     stream.run(batches)
     assert ways == ["memory", "files"]
 
@@ -187,13 +189,13 @@ def test_an_error_in_a_late_piece_takes_the_whole_batch_back(stream: Stream) -> 
                 raise RuntimeError("in the last piece")
 
     stream.add(numbers(("a", 1)))
-    stream.run(stream.batches(sink=len_of, input="files", memory=4))
+    stream.run(stream.batches(sink=len_of, run_on=FILES(4)))
     before = files_of(stream.state)
     stream.add(numbers(*[("a", 10)] * 50, ("a", 99)))
-    assert "in the last piece" in stream.fails(stream.batches(Fails(), len_of, input="files", memory=4))
+    assert "in the last piece" in stream.fails(stream.batches(Fails(), len_of, run_on=FILES(4)))
     assert files_of(stream.state) == before
     sink = Collecting()
-    stream.run(stream.batches(sink=sink, input="files", memory=4))
+    stream.run(stream.batches(sink=sink, run_on=FILES(4)))
     assert sink.calls[0][1][-1] == ("a", 600)
 
 
@@ -210,7 +212,7 @@ def test_what_a_killed_run_has_left_is_removed_and_nothing_else(stream: Stream) 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     stream.add(numbers(("a", 1)))
-    stream.run(stream.batches(sink=len_of, input="files"))
+    stream.run(stream.batches(sink=len_of, run_on=FILES()))
     assert not left.parent.parent.exists()
     assert all(path.exists() for path in ours)
 
@@ -219,7 +221,7 @@ def test_a_run_that_ends_late_leaves_the_files_of_the_next_one_alone(stream: Str
     frame = stream.spark.range(100)
     job = Job(Total(), key="id", schema="id bigint")
     with sb.CheckpointStore(str(stream.state)) as store:
-        earlier, later = driver_mode.DriverMode("files"), driver_mode.DriverMode("files")
+        earlier, later = driver_mode.DriverMode(FILES()), driver_mode.DriverMode(FILES())
         earlier.open(store, frame)
         later.open(store, frame)
         rows = later.read(frame, job)
@@ -267,7 +269,7 @@ def test_settings_of_the_session_stay(stream: Stream) -> None:
     name = "spark.sql.parquet.outputTimestampType"
     stream.add(numbers(("a", 1)))
     seen = []
-    stream.run(stream.batches(sink=lambda df, _: seen.append(df.sparkSession.conf.get(name)), input="files"))
+    stream.run(stream.batches(sink=lambda df, _: seen.append(df.sparkSession.conf.get(name)), run_on=FILES()))
     assert seen == [stream.spark.conf.get(name)]
 
 

@@ -131,10 +131,11 @@ WRONG: dict[str, tuple[Any, ...]] = {
     },
     "no such backend": ({"backend": "heep"}, "no backend 'heep'"),
     "a backend of no kind": ({"backend": 5}, "backend is"),
-    "no such mode": ({"mode": "cluster"}, "mode is"),
-    "hosts in driver mode": ({"parallelism": 2}, "are for mode='executors'"),
-    "no number of hosts": ({"mode": "executors"}, "parallelism is the number"),
-    "hosts of no kind": ({"mode": "executors", "parallelism": 1, "hosts": 5}, "hosts is a HostOptions"),
+    "no place for state": ({"run_on": "executors"}, "unknown run_on: a str"),
+    "more hosts than key groups": (
+        {"run_on": sb.spark.Executors(9), "max_parallelism": 8},
+        "Executors(9), max_parallelism=8",
+    ),
     "no key groups": ({"max_parallelism": 0}, "max_parallelism is"),
     "nothing retained": ({"retain": 0}, "retain is"),
     "an event time of no kind": ({"event_time": 5}, "event_time is"),
@@ -166,18 +167,47 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "a name of no kind": ({"name": 5}, "name is"),
     "no name": ({"name": ""}, "name is"),
     "no rule for gaps": ({"on_gap": "x"}, "on_gap is"),
-    "no such way": ({"input": "disk"}, "input is 'memory' or 'files'"),
-    "memory of no kind": ({"memory": "1 gib"}, "not a size (memory)"),
-    "no memory": ({"memory": 0}, "the size is less than 1 (memory)"),
     "an observer of no kind": ({"on_batch": 5}, "on_batch is a function"),
     "a clock of no kind": ({"clock": 5}, "is not a clock"),
     "a checkpoint of no kind": ({"state": 5}, "a store is given by its path or uri"),
     "a checkpoint at no such address": ({"state": "http://host/x"}, "cannot lie at"),
     "files of an encrypted store": (
-        {"input": "files", "state": sb.CheckpointStore("/nowhere", encryption=AesGcm())},
+        {
+            "run_on": sb.spark.Driver(input="files"),
+            "state": sb.CheckpointStore("/nowhere", encryption=AesGcm()),
+        },
         "the store is encrypted",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"input": "memory"}, "unknown input 'memory'; expected 'auto' or 'files'"),
+        ({"batch_memory": "1 gib"}, "not a size (batch_memory)"),
+        ({"batch_memory": 0}, "the size is less than 1 (batch_memory)"),
+        ({"n": 0}, "n is a whole number, at least 1"),
+        ({"n": "2"}, "n is a whole number, at least 1"),
+        ({"n": 2, "batch_memory": 0}, "the size is less than 1 (batch_memory)"),
+        ({"n": 2, "spill_disk": -1}, "the size is less than 0 (spill_disk)"),
+        ({"n": 2, "start_timeout": None}, "a NoneType is not a duration (start_timeout)"),
+        ({"n": 2, "heartbeat_timeout": 0.5}, "a float is not a duration (heartbeat_timeout)"),
+        ({"n": 2, "batch_timeout": 0}, "the duration is less than 1 (batch_timeout)"),
+        ({"n": 2, "max_attempts": True}, "max_attempts is a whole number"),
+        ({"n": 2, "bind": ""}, "bind is an address"),
+        ({"n": 2, "advertised_address": 5}, "advertised_address is an address"),
+        ({"n": 2, "ports": 7000}, "ports is a list of ports"),
+        ({"n": 2, "ports": [70_000]}, "ports is a list of ports"),
+        ({"n": 2, "profile": {}}, "profile is a pyspark.resource.ResourceProfile"),
+        ({"n": 2, "local_copies": "yes"}, "local_copies is True, False or None"),
+    ],
+)
+def test_place_for_state_refuses_a_wrong_option(options: dict[str, Any], said: str) -> None:
+    place: Any = sb.spark.Executors if "n" in options else sb.spark.Driver
+    with pytest.raises(sb.UsageError) as caught:
+        place(**options)
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -205,5 +235,5 @@ def test_a_function_that_hosts_cannot_have_is_refused_at_once(tmp_path: Path) ->
     counting = sb.map_with_state(lambda row, n: (None, lock and 1), int)
     made(tmp_path, counting)  # copies share the lock
     with pytest.raises(sb.UsageError, match=r"attribute _function \(variable lock\), a lock") as caught:
-        made(tmp_path, counting, mode="executors", parallelism=1)
+        made(tmp_path, counting, run_on=sb.spark.Executors(1))
     assert caught.value.code == "USAGE.NOT_COPIED"

@@ -146,7 +146,7 @@ def test_each_output_goes_to_its_sink_and_a_replay_goes_to_all(stream: Stream) -
     assert batches.last_progress["outputs"] == {"totals": 1, "large": 0}
 
 
-WAYS: dict[str, Any] = {"driver": {}, "executors": {"mode": "executors", "parallelism": 1}}
+WAYS = {"driver": sb.spark.Driver(), "executors": sb.spark.Executors(1)}
 
 
 @pytest.mark.stress
@@ -155,11 +155,11 @@ def test_source_files_of_finished_batches_are_not_read_again(stream: Stream, way
     for n in range(4):
         stream.add(numbers(("a", 10**n)))
     sink = Collecting()
-    stream.run(stream.batches(shipped_total(), sink, **WAYS[way]))
+    stream.run(stream.batches(shipped_total(), sink, run_on=WAYS[way]))
     (stream.folder / "in/0000.parquet").unlink()
     pq.write_table(numbers(("a", 7), ("b", 7)), stream.folder / "in/0001.parquet")
     stream.add(numbers(("a", 10**4)))
-    stream.run(stream.batches(shipped_total(), sink, **WAYS[way]))
+    stream.run(stream.batches(shipped_total(), sink, run_on=WAYS[way]))
     assert [rows for _, rows in sink.calls] == [[("a", total)] for total in (1, 11, 111, 1111, 11111)]
 
 
@@ -172,11 +172,11 @@ def test_source_files_of_the_newest_batch_are_gone_or_changed(
 ) -> None:
     """A committed batch is delivered as it was; another one has the rows that Spark finds now, each once."""
     stream.add(numbers(("a", 1)))
-    stream.run(stream.batches(shipped_total(), len_of, **WAYS[way]))
+    stream.run(stream.batches(shipped_total(), len_of, run_on=WAYS[way]))
     stream.add(numbers(("a", 10)))
     stream.add(numbers(("a", 100)))
     failing = None if is_committed else "as told"
-    stream.fails(stream.batches(shipped_total(failing), Collecting(Fails(1)), **WAYS[way]), files=2)
+    stream.fails(stream.batches(shipped_total(failing), Collecting(Fails(1)), run_on=WAYS[way]), files=2)
     path = stream.folder / "in/0001.parquet"
     if then == "gone":
         path.unlink()
@@ -184,7 +184,7 @@ def test_source_files_of_the_newest_batch_are_gone_or_changed(
         pq.write_table(numbers(("a", 20)), path)
     stream.add(numbers(("a", 1000)))
     sink = Collecting()
-    stream.run(stream.batches(shipped_total(), sink, **WAYS[way]))
+    stream.run(stream.batches(shipped_total(), sink, run_on=WAYS[way]))
     found = 10 if is_committed else {"gone": 0, "changed": 20}[then]
     assert [(batch_id, rows[-1]) for batch_id, rows in sink.calls] == [
         (1, ("a", 101 + found)),

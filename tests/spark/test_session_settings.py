@@ -172,9 +172,7 @@ def delivered(function: Any, schema: dict[str, Any], frame: Any, folder: Path, w
 
     path = folder / "day=7" / "state"  # no column of the output
     store: Any = sb.CheckpointStore(path, encryption=AesGcm()) if way == "encrypted" else path
-    options: dict[str, Any] = {"input": "files" if way == "files" else "memory"}
-    if way == "executors":
-        options = {"mode": "executors", "parallelism": 1}
+    driver = sb.spark.Driver(input="files" if way == "files" else "auto")
     batches = sb.spark.stateful(
         function,
         key="user",
@@ -182,7 +180,7 @@ def delivered(function: Any, schema: dict[str, Any], frame: Any, folder: Path, w
         state=store,
         sink={each: sink_of(each) for each in schema},
         name="a query",
-        **options,
+        run_on=sb.spark.Executors(1) if way == "executors" else driver,
     )
     try:
         batches(frame, 0)

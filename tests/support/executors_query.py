@@ -287,8 +287,7 @@ class Query:
             "sink": Writing(folder),
             "state": f"file://{folder}/state",
             "order_by": "id",
-            "mode": "executors",
-            "parallelism": 2,
+            "run_on": sb.spark.Executors(2),
             "on_batch": self.progress.append,
         }
         if story:
@@ -299,8 +298,6 @@ class Query:
                 "broadcast_when": "is_rate",
             }
         given |= options
-        if given["mode"] == "driver":
-            given["parallelism"] = None
         self.batches = sb.spark.stateful(function or (Story() if story else Running()), **given)
         rows = spark.readStream.schema(spark.read.parquet(f"{folder}/in").schema)
         frame = transform(rows.option("maxFilesPerTrigger", 1).parquet(f"{folder}/in"))
@@ -378,11 +375,13 @@ class Program:
         return {"error": query.wait(), "progress": list(query.progress)}
 
     def _made(self, options: dict[str, Any]) -> dict[str, Any]:
-        if "hosts" in options:
-            given = dict(options["hosts"])
+        given = options.pop("hosts", {})
+        if given is None:
+            options["run_on"] = sb.spark.Driver()
+        elif given:
             if "cpus" in given:
-                given["profile"] = self._profile(given.pop("cpus"))
-            options["hosts"] = sb.spark.HostOptions(**given)
+                given = {"profile": self._profile(given["cpus"])}
+            options["run_on"] = sb.spark.Executors(2, **given)
         if options.pop("tells", False):
             options["function"] = Telling()
         if "publishes" in options:
@@ -465,8 +464,7 @@ class Program:
             sink=Writing(Path(folder)),
             state=f"{folder}/state",
             order_by="id",
-            mode="executors",
-            parallelism=2,
+            run_on=sb.spark.Executors(2),
             name="mine",
         )
         rows = self.spark.readStream.schema(self.spark.read.parquet(f"{folder}/in").schema)

@@ -10,10 +10,15 @@ from any_checkpoint import read_rows
 from thread_cluster import ThreadCluster, batch_of
 
 import statebackend as sb
-from statebackend.cluster.cluster_execution import ClusterExecution, HostOptions
+from statebackend.cluster.cluster_execution import ClusterExecution, Executors
 from statebackend.runtime import BatchSource, CommittedBatch, Job, Runner
 from statebackend.runtime.batch_progress import Stopwatch
 from statebackend.types import of
+
+
+def executors(n: int, **options: Any) -> Executors:
+    """Hosts that wait no longer than a test may take."""
+    return Executors(n, **{"start_timeout": "20 s", "heartbeat_timeout": "20 s", **options})
 
 
 class LocalQuery:
@@ -38,28 +43,20 @@ class HostQuery:
         self,
         folder: Path,
         job: Job,
-        parallelism: int,
+        hosts: int | Executors,
         key_type: Any = "string",
         *,
-        hosts: HostOptions | None = None,
-        memory: int = 256 << 20,
         cluster: Any = ThreadCluster,
         **options: Any,
     ) -> None:
         self.folder = folder
         self.store = sb.CheckpointStore(folder)
         self.clusters: list[ThreadCluster] = []
+        run_on = executors(hosts) if isinstance(hosts, int) else hosts
 
         def execution(*arguments: Any, **named: Any) -> ClusterExecution:
             self.clusters.append(cluster())
-            self.execution = ClusterExecution(
-                *arguments,
-                **named,
-                engine=self.clusters[-1],
-                parallelism=parallelism,
-                options=hosts or HostOptions(start_timeout=20.0, silence=20.0),
-                memory=memory,
-            )
+            self.execution = ClusterExecution(*arguments, **named, engine=self.clusters[-1], options=run_on)
             return self.execution
 
         self.runner = Runner(job, self.store, of(key_type), execution=execution, **options)

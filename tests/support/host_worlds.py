@@ -16,7 +16,7 @@ from raw_links import LONG, wait_until
 from thread_cluster import ThreadCluster
 
 import statebackend as sb
-from statebackend.cluster.cluster_execution import HostOptions
+from statebackend.cluster.cluster_execution import Executors
 from statebackend.runtime import Job
 
 PARALLELISM, PARTITIONS = 2, 2
@@ -81,15 +81,13 @@ class World:
     def open(
         self,
         *,
-        memory: int = 256 << 20,
         cluster: Any = ThreadCluster,
         backend: str | sb.StateBackend = "heap",
         **hosts: Any,
     ) -> HostQuery:
-        options = HostOptions(**{"start_timeout": LONG, "silence": LONG, **hosts})
-        self.query = HostQuery(
-            self.folder, job(backend), PARALLELISM, hosts=options, memory=memory, cluster=cluster
-        )
+        long = f"{LONG} s"
+        options = Executors(PARALLELISM, **{"start_timeout": long, "heartbeat_timeout": long, **hosts})
+        self.query = HostQuery(self.folder, job(backend), options, cluster=cluster)
         return self.query
 
     @property

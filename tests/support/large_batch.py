@@ -105,7 +105,7 @@ def main() -> None:
         schema="k bigint, total bigint",
         state=folder / "state",
         sink=sb.spark.sinks.parquet(folder / "out"),
-        input="files",
+        run_on=sb.spark.Driver(input="files"),
         **options,
     )
     frame = spark.readStream.schema(spark.read.parquet(str(folder / "in")).schema).parquet(str(folder / "in"))

@@ -22,7 +22,7 @@ from host_worlds import JOB, PARALLELISM, ROWS, ticks
 from processes import environment
 from thread_cluster import ThreadCluster
 
-from statebackend.cluster.cluster_execution import HostOptions
+from statebackend.cluster.cluster_execution import Executors
 from statebackend.cluster.host import Host, HostPlan
 
 
@@ -132,8 +132,7 @@ def be_driver(orders: Path, folder: Path, what: str, silence: float, descriptor:
     query = HostQuery(
         folder,
         JOB,
-        PARALLELISM,
-        hosts=HostOptions(silence=silence),
+        Executors(PARALLELISM, heartbeat_timeout=f"{silence} s"),
         cluster=partial(ProcessCluster, orders, [descriptor]),
     )
     query.run(0, ROWS)
