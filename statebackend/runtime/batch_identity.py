@@ -306,7 +306,7 @@ class BatchRecord(NamedTuple):
     identity: Identity | None = None
     key: tuple[str, ...] | None = None
     incarnation: str | None = None
-    #: The engine's own id of the stream that planned it, which ``name=`` does not change.
+    #: The engine's own id of the stream that planned it, which ``uid=`` does not change.
     stream: str | None = None
     #: The folder in which the engine keeps its place in the stream: Spark's checkpointLocation.
     location: str | None = None

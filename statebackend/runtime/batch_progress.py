@@ -108,8 +108,9 @@ def describe(progress: Figures) -> str:
     It mentions rows written and removed if they are known, rows that are not on time and timers if there were any, and
     the time of each part.
     """
+    name = f"query {progress['name']}, " if progress.get("name") else ""
     text = (
-        f"batch {progress['batchId']}: {progress['numInputRows']:,} rows in, {progress['numOutputRows']:,} out, "
+        f"{name}batch {progress['batchId']}: {progress['numInputRows']:,} rows in, {progress['numOutputRows']:,} out, "
         f"{progress['processedRowsPerSecond']:,.0f} rows/s; state {progress['numRowsTotal'] or 0:,} rows, "
         f"{(progress['memoryUsedBytes'] or 0) / 1e6:,.1f} MB"
     )

@@ -116,8 +116,8 @@ def other_stream(batch_id: int, uri: str, then: str | None, now: str | None) -> 
         f"batch {batch_id} is that of another stream than what is committed",
         code="BATCH_GAP.OTHER_ROWS",
         detail=f"{uri}; checkpointLocation of what is committed: {then}; of this batch: {now}",
-        hint="the query has the name= of another one, and its own id and checkpointLocation: bring its "
-        "checkpointLocation back; or give it a name and a checkpoint of its own (restore_from= and first_batch= let it "
+        hint="the query has the uid= of another one, and its own id and checkpointLocation: bring its "
+        "checkpointLocation back; or give it a uid and a store of its own (restore_from= and first_batch= let it "
         "begin with the state of this one); or begin with no state: sb.tools.rewind(store, to=None)",
     )
 
@@ -134,7 +134,7 @@ class Runner:
     """Runs the batches of one query, and is the only one to write into its store.
 
     ``query`` names the query that owns the store; ``stream`` is the engine's own id of what is streamed, and
-    ``location`` where it keeps its place in that.
+    ``location`` where it keeps its place in that. Manifests have the ``name`` that the engine shows for it.
     ``delivered`` names the outputs that have a sink, with the columns that cut each into files; None: all have, whole.
     ``target_of`` is given the name of an output, the batch and the incarnation, and says what the batch becomes in the
     sink of that: the manifest keeps it.
@@ -158,6 +158,7 @@ class Runner:
         target_of: Callable[[str, int, str], str] | None = None,
         stream: str | None = None,
         location: str | None = None,
+        name: str | None = None,
         execution: Callable[..., Execution] = LocalExecution,
     ) -> None:
         check_beginning(restore_from, first_batch, on_gap)
@@ -170,6 +171,7 @@ class Runner:
         self._target_of = target_of
         self._stream = stream
         self._location = location
+        self._name = name
         self._made_execution = execution
         self._execution: Execution | None = None
         self._time = BatchTime(job, clock, store)
@@ -365,6 +367,8 @@ class Runner:
     ) -> CommittedBatch:
         """Publish what a batch gave. If this raises, the store must be opened again to learn what is committed."""
         incarnation = self._store.incarnation
+        if self._name is not None:
+            ran.figures["name"] = self._name
         told_by = "clock" if self._job.event_time is None else "rows"
         targets = None
         if self._target_of is not None and ran.outputs:

@@ -80,13 +80,13 @@ class StatefulBatches:
         single_writer: bool,
         restore_from: Beginning | None,
         first_batch: int | None,
-        name: str | None,
+        uid: str | None,
         on_gap: str,
         on_batch: Callable[[Figures], object] | None,
         clock: clocks.Clock | None,
         way: RunMode,
     ) -> None:
-        _check_options(on_batch, name)
+        _check_options(on_batch, uid)
         clocks.checked_clock(clock)
         check_beginning(restore_from, first_batch, on_gap)
         self._job = job
@@ -102,7 +102,7 @@ class StatefulBatches:
         self._unopened_way.check(self._unopened)
         self._restore_from = restore_from
         self._first_batch = first_batch
-        self._name = name
+        self._uid = uid
         self._on_gap = on_gap
         self._on_batch = on_batch
         self._clock = clock
@@ -280,7 +280,7 @@ class StatefulBatches:
 
     def _opened(self, frame: DataFrame) -> Runner:
         """The runner of the query that this frame is of, opened anew if this is another run of it."""
-        query = Query.of(frame, self._name)
+        query = Query.of(frame, self._uid)
         if self._runner is not None and self._runner.is_open and query == self._query and self.is_running():
             return self._runner
         self._check_free_for(query)
@@ -309,7 +309,7 @@ class StatefulBatches:
         other = _open.get(store.uri)
         if other is not None and other is not self and not other.is_running():
             other.close()  # its query has ended, and it does not know yet
-        runner = self._runner = self._made_runner(frame, store, query, shown_location(location))
+        runner = self._runner = self._made_runner(frame, store, query, query_run)
         try:
             check_readable_by_executors(frame, store.address, store.address_of_metadata())
             self._way.open(store, frame)
@@ -325,13 +325,13 @@ class StatefulBatches:
         return runner
 
     def _made_runner(
-        self, frame: DataFrame, store: CheckpointStore, query: Query, location: str | None
+        self, frame: DataFrame, store: CheckpointStore, query: Query, query_run: QueryRun | None
     ) -> Runner:
         return Runner(
             self._job,
             store,
             self._job.key_type(column_types(frame)),
-            query=query.name,
+            query=query.uid,
             clock=self._clock,
             restore_from=self._restore_from,
             first_batch=self._first_batch,
@@ -339,7 +339,8 @@ class StatefulBatches:
             delivered=self._deliveries.partitions(),
             target_of=self._deliveries.target,
             stream=query.id,
-            location=location,
+            location=None if query_run is None else shown_location(query_run.location()),
+            name=None if query_run is None else query_run.name,
             execution=self._way.execution(frame, self._job),
         )
 
@@ -375,11 +376,11 @@ class StatefulBatches:
                     runner.close()
 
 
-def _check_options(on_batch: object, name: object) -> None:
+def _check_options(on_batch: object, uid: object) -> None:
     if on_batch is not None and (not callable(on_batch) or inspect.iscoroutinefunction(on_batch)):
         raise UsageError("on_batch is a function (progress), and not async")
-    if name is not None and not (isinstance(name, str) and name):
-        raise UsageError("name is a text that is not empty")
+    if uid is not None and not (isinstance(uid, str) and uid):
+        raise UsageError("uid is a text that is not empty")
 
 
 def _exited(error: BaseException) -> UsageError:

@@ -42,21 +42,22 @@ _FOLDERS = ("offsets", "sources")
 class Query(NamedTuple):
     """The query of a batch: the owner of its state, and Spark's id if Spark tells it."""
 
-    name: str
+    uid: str
     id: str | None
 
     @classmethod
-    def of(cls, frame: DataFrame, name: str | None) -> Query:
-        """The query that calls with this frame; ``name``, if given, is the owner of its state."""
+    def of(cls, frame: DataFrame, uid: str | None) -> Query:
+        """The query that calls with this frame; ``uid``, if given, is the owner of its state."""
         found: str | None = None
         if not is_connect(frame):
             found = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
-        whose = name or found
+        whose = uid or found
         if whose is None:
             raise UsageError(
-                "it cannot be told which query this is",
+                "cannot tell which query this is",
+                code="USAGE.NO_UID",
                 detail="Spark Connect" if is_connect(frame) else "called outside of a streaming query",
-                hint="pass name=, which says whose state this is",
+                hint="pass uid= to stateful(...): it names the owner of the state",
             )
         return cls(whose, found)
 
@@ -73,6 +74,8 @@ class QueryRun:
         self._java = java
         self._jvm = jvm
         self.run_id: str = java.runId().toString()
+        #: The name given with ``queryName``; None if there is none. It may change from run to run.
+        self.name: str | None = java.name()
 
     @classmethod
     def of(cls, session: SparkSession, query_id: str | None) -> QueryRun | None:

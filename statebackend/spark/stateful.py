@@ -36,7 +36,7 @@ def stateful(
     errors: Rule = "fail",
     restore_from: Beginning | None = None,
     first_batch: int | None = None,
-    name: str | None = None,
+    uid: str | None = None,
     on_gap: str = "fail",
     on_batch: Callable[[Figures], object] | None = None,
     clock: clocks.Clock | None = None,
@@ -49,7 +49,8 @@ def stateful(
     with a parameter named ``context`` gets a `SinkContext` too. For several outputs, ``schema`` and ``sink`` are dicts
     by their names; all are committed together.
 
-    ``run_on`` says where state lives: `Driver` (the default) or `Executors`.
+    ``run_on`` says where state lives: `Driver` (the default) or `Executors`. ``uid`` names the owner of the state; by
+    default, it is Spark's id of the query. Spark Connect needs it.
 
     >>> from statebackend.functions import map_with_state
     >>> count = map_with_state(lambda row, n: ((row.user, (n or 0) + 1), (n or 0) + 1), "bigint")
@@ -93,7 +94,7 @@ def stateful(
         single_writer=single_writer,
         restore_from=restore_from,
         first_batch=first_batch,
-        name=name,
+        uid=uid,
         on_gap=on_gap,
         on_batch=on_batch,
         clock=clock,

@@ -128,7 +128,7 @@ def test_offsets_do_not_show(opening: Opening) -> None:
 
 
 def test_the_right_number_of_another_stream_is_refused(opening: Opening) -> None:
-    """Two queries with one ``name=``, of which the second has come as far with another sink."""
+    """Two queries with one ``uid=``, of which the second has come as far with another sink."""
     run(opening(stream="1", location="file:/one"), 0, rows(("a", 1)), plan(0))
     runner = opening(stream="2", location="file:/two")
     with pytest.raises(sb.BatchGapError, match="another stream") as caught:

@@ -31,12 +31,12 @@ def test_state_lives_from_batch_to_batch_and_from_run_to_run(tmp_path: Path) -> 
         "spark.sql.ansi.enforceReservedKeywords": "true",
     }
     with Cluster(tmp_path, "connect:local[2]", **conf) as server:
-        assert "pass name=" in server.ask("run_timed", folder=tmp_path, name="")
-        assert server.ask("run_timed", folder=tmp_path, name="mine") is None
+        assert "[USAGE.NO_UID]" in server.ask("run_timed", folder=tmp_path, uid="")
+        assert server.ask("run_timed", folder=tmp_path, uid="mine") is None
         pq.write_table(pa.table({"user": ["a"], "n": [100]}), tmp_path / "in" / "2.parquet")
-        for name in ("mine", "encrypted"):  # each run has a worker of its own
-            assert server.ask("run_timed", folder=tmp_path, name=name) is None
-        failure = server.ask("run_timed", folder=tmp_path, name="interrupted")
+        for uid in ("mine", "encrypted"):  # each run has a worker of its own
+            assert server.ask("run_timed", folder=tmp_path, uid=uid) is None
+        failure = server.ask("run_timed", folder=tmp_path, uid="interrupted")
     assert "KeyboardInterrupt: as told (batch 0 of Timed)" in failure
     assert "[USAGE.EXIT]" in failure
     # The output of an encrypted store goes to the sink through the driver.

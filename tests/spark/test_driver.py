@@ -97,12 +97,12 @@ def test_a_batch_that_is_too_large_names_the_option() -> None:
     assert caught.value.code == "USAGE.BATCH_TOO_LARGE"
 
 
-def test_outside_of_a_query_it_needs_a_name(stream: Stream) -> None:
+def test_outside_of_a_query_it_needs_a_uid(stream: Stream) -> None:
     frame = stream.spark.createDataFrame([("a", 1)], "user string, n bigint")
-    with pytest.raises(sb.UsageError, match="name="):
+    with pytest.raises(sb.UsageError, match="USAGE.NO_UID"):
         stream.batches(sink=len_of)(frame, 0)
     sink = Collecting()
-    batches = stream.batches(sink=sink, name="mine")
+    batches = stream.batches(sink=sink, uid="mine")
     batches(frame, 0)
     batches.close()
     batches(frame, 1)

@@ -265,15 +265,15 @@ def test_a_second_driver_is_refused_while_the_first_has_the_lock(
 ) -> None:
     place = folder("locked", 2)
     with Cluster(tmp_path, "local[3]") as first, Cluster(tmp_path, "local[3]") as second:
-        first.tell("run", folder=place, endless=True, name="mine")
+        first.tell("run", folder=place, endless=True, uid="mine")
         for _ in range(5):
             before = num_calls(place)
             waits_for("two batches", lambda before=before: num_calls(place) > before + 1)
-            refused = second.ask("run", folder=place, stream="second", name="mine")["error"]
+            refused = second.ask("run", folder=place, stream="second", uid="mine")["error"]
             assert "USAGE.STORE_IN_USE" in refused
         first.kill()
     with Cluster(tmp_path, "local[3]") as driver:
-        assert driver.ask("run", folder=place, name="mine")["error"] is None
+        assert driver.ask("run", folder=place, uid="mine")["error"] is None
     check_running(place)
 
 

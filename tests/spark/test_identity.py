@@ -55,18 +55,28 @@ def test_a_batch_that_is_planned_anew_with_other_rows_is_refused(stream: Stream)
     assert sink.calls[-1][1] == [("a", 131), ("b", 15)]
 
 
-def test_a_new_checkpoint_location_under_the_same_name_is_refused(stream: Stream) -> None:
+def test_a_new_checkpoint_location_under_the_same_uid_is_refused(stream: Stream) -> None:
     sink = Collecting()
     stream.add(numbers(("a", 1)))
-    stream.run(stream.batches(sink=sink, name="mine"))
+    stream.run(stream.batches(sink=sink, uid="mine"))
     stream.add(numbers(("a", 30)))
-    failure = stream.fails(stream.batches(sink=sink, name="mine"), checkpoint="new", files=2)
+    failure = stream.fails(stream.batches(sink=sink, uid="mine"), checkpoint="new", files=2)
     assert "BATCH_GAP.OTHER_ROWS" in failure
     assert "rewind(store, to=None)" in failure
     assert state_of(stream) == {"a": 1}
     assert sb.tools.rewind(stream.state, to=None).to is None
-    stream.run(stream.batches(sink=sink, name="mine"), checkpoint="new", files=2)
+    stream.run(stream.batches(sink=sink, uid="mine"), checkpoint="new", files=2)
     assert state_of(stream) == {"a": 31}
+
+
+def test_query_keeps_its_state_under_another_name_which_is_recorded(stream: Stream) -> None:
+    for name in ("orders", "renamed"):
+        stream.add(numbers(("a", 1)))
+        batches = stream.batches(sink=len_of)
+        stream.run(batches, name=name)
+        assert batches.last_progress["name"] == name
+        assert sb.CheckpointStore(stream.state).open_latest().manifest.progress["name"] == name
+    assert state_of(stream) == {"a": 2}
 
 
 def test_two_live_queries_cannot_share_an_object(stream: Stream) -> None:
@@ -86,7 +96,7 @@ def test_two_live_queries_cannot_share_an_object(stream: Stream) -> None:
             second.awaitTermination()
         failures.append(str(caught.value))
 
-    made.append(stream.batches(sink=sink, name="shared"))
+    made.append(stream.batches(sink=sink, uid="shared"))
     stream.run_called(first, made[0])
     assert "serves another query" in failures[0]
     assert given == [[("a", 1)]]

@@ -52,7 +52,7 @@ def test_another_job_on_the_same_state(stream: Stream) -> None:
         (Total(), {"max_parallelism": 64}, "STATE_MIGRATION"),
         (OfAnotherType(), {}, "STATE_MIGRATION"),
         (OfAnotherKind(), {}, "STATE_MIGRATION"),
-        (Total(), {"name": "another"}, "USAGE.OTHER_QUERY"),
+        (Total(), {"uid": "another"}, "USAGE.OTHER_QUERY"),
     ]
     for function, options, code in jobs:
         assert code in stream.fails(stream.batches(function, sink, **options)), options

@@ -164,8 +164,8 @@ WRONG: dict[str, tuple[Any, ...]] = {
         f"a first batch {wrong!r}": ({"first_batch": wrong}, "first_batch is the id")
         for wrong in (-1, "3", True, 2.0)
     },
-    "a name of no kind": ({"name": 5}, "name is"),
-    "no name": ({"name": ""}, "name is"),
+    "a uid of no kind": ({"uid": 5}, "uid is"),
+    "no uid": ({"uid": ""}, "uid is"),
     "no rule for gaps": ({"on_gap": "x"}, "on_gap is"),
     "an observer of no kind": ({"on_batch": 5}, "on_batch is a function"),
     "a clock of no kind": ({"clock": 5}, "is not a clock"),

@@ -179,7 +179,7 @@ def delivered(function: Any, schema: dict[str, Any], frame: Any, folder: Path, w
         schema=schema,
         state=store,
         sink={each: sink_of(each) for each in schema},
-        name="a query",
+        uid="a query",
         run_on=sb.spark.Executors(1) if way == "executors" else driver,
     )
     try:

@@ -122,7 +122,7 @@ class Cell:
         function = function or Total(fails_at=1 if before == "the function" else None)
         sink = Sink(self.folder / "sink", 1 if before == "the sink" else None)
         batches = sb.spark.stateful(
-            function, key="user", schema=schema, state=self.state, sink=sink, name="mine"
+            function, key="user", schema=schema, state=self.state, sink=sink, uid="mine"
         )
         rows = self.spark.readStream.schema("user string, n bigint").option("maxFilesPerTrigger", files)
         rows = rows.parquet(str(self.folder / "in"))

@@ -465,7 +465,7 @@ class Program:
             state=f"{folder}/state",
             order_by="id",
             run_on=sb.spark.Executors(2),
-            name="mine",
+            uid="mine",
         )
         rows = self.spark.readStream.schema(self.spark.read.parquet(f"{folder}/in").schema)
         frame = rows.option("maxFilesPerTrigger", 1).parquet(f"{folder}/in")
@@ -486,23 +486,23 @@ class Program:
 
     def run_total(self, folder: str, checkpoint: str) -> str | None:
         """Run the query of `crash_table` to its end; return the text of its error, or None."""
-        options = {"sink": Sink(Path(folder) / "sink"), "schema": SCHEMA, "name": "mine"}
+        options = {"sink": Sink(Path(folder) / "sink"), "schema": SCHEMA, "uid": "mine"}
         return self._failure(Total(), folder, f"stream-{time.time_ns()}", state=checkpoint, **options)
 
-    def run_timed(self, folder: str, name: str) -> str | None:
+    def run_timed(self, folder: str, uid: str) -> str | None:
         """The same of `Timed`. "encrypted" has an encrypted store, and the sink of "interrupted" raises an exit."""
-        own = f"{name}/" if name in ("encrypted", "interrupted") else ""
+        own = f"{uid}/" if uid in ("encrypted", "interrupted") else ""
         state = f"{folder}/{own}state"
-        checkpoint: Any = sb.CheckpointStore(state, encryption=AesGcm()) if name == "encrypted" else state
+        checkpoint: Any = sb.CheckpointStore(state, encryption=AesGcm()) if uid == "encrypted" else state
 
         def sink(frame: Any, batch_id: int) -> None:
-            if name == "interrupted":
+            if uid == "interrupted":
                 raise KeyboardInterrupt("as told")
             frame.write.mode("overwrite").parquet(f"{folder}/{own}out/batch={batch_id}")
 
         nested = "struct<user:timestamp,all:array<timestamp>,local:map<timestamp,timestamp_ntz>>"
         schema = f"user string, total bigint, at timestamp, nested {nested}"
-        options = {"sink": sink, "schema": schema, "name": name or None}
+        options = {"sink": sink, "schema": schema, "uid": uid or None}
         return self._failure(Timed(), folder, f"{own}stream", state=checkpoint, **options)
 
     def _failure(self, function: Any, folder: str, stream: str, **options: Any) -> str | None:

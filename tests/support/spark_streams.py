@@ -98,13 +98,20 @@ class Stream:
         settings = {"key": "user", "schema": "user string, total bigint", "state": self.state}
         return sb.spark.stateful(function or Total(), **{**settings, **options}, sink=sink)
 
-    def start(self, batches: Any, checkpoint: str = "stream", transform: Any = None, files: int = 1) -> Any:
+    def start(
+        self,
+        batches: Any,
+        checkpoint: str = "stream",
+        transform: Any = None,
+        files: int = 1,
+        name: str | None = None,
+    ) -> Any:
         folder = str(self.folder / "in")
         schema = self.spark.read.parquet(folder).schema
         rows = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", files).parquet(folder)
         rows = rows if transform is None else transform(rows)
         writer = rows.writeStream.foreachBatch(batches).trigger(availableNow=True)
-        return writer.option("checkpointLocation", str(self.folder / checkpoint)).start()
+        return writer.option("checkpointLocation", str(self.folder / checkpoint)).start(queryName=name)
 
     def run(self, batches: Any, **options: Any) -> None:
         self.run_called(batches, batches, **options)
