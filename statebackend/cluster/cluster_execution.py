@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -38,9 +38,6 @@ from statebackend.runtime.execution import BatchResult, BatchTimes, CommitReques
 from statebackend.runtime.job import Job
 from statebackend.state import Duration, Size, milliseconds, number_of_bytes
 from statebackend.types import Type
-
-if TYPE_CHECKING:
-    from pyspark.resource import ResourceProfile
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class Executors:
     bind: str | None = None
     ports: Sequence[int] = (0,)
     advertised_address: str | None = None
-    profile: ResourceProfile | None = None
+    profile: object = None
     local_copies: bool | None = None
 
     def __post_init__(self) -> None:

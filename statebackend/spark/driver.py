@@ -46,7 +46,7 @@ from statebackend.spark.session import (
 )
 from statebackend.spark.sink_delivery import OutputFrames, SinkDeliveries
 from statebackend.spark.sinks.committed_sink import SinkContext
-from statebackend.state import Duration, clocks
+from statebackend.state import clocks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -76,26 +76,18 @@ class StatefulBatches:
         *,
         state: str | os.PathLike[str] | CheckpointStore,
         sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None,
-        retain: int | Duration,
-        single_writer: bool,
         restore_from: Beginning | None,
         first_batch: int | None,
         uid: str | None,
         on_gap: str,
         on_batch: Callable[[Figures], object] | None,
-        clock: clocks.Clock | None,
         way: RunMode,
     ) -> None:
         _check_options(on_batch, uid)
-        clocks.checked_clock(clock)
         check_beginning(restore_from, first_batch, on_gap)
         self._job = job
-        if not isinstance(state, CheckpointStore):
-            state = CheckpointStore(state, retain=retain, single_writer=single_writer)
-        elif retain != 2 or single_writer:
-            raise UsageError("retain and single_writer are options of the store that is given")
         #: Never opened: each run opens a copy of it.
-        self._unopened = state.unopened()
+        self._unopened = state.unopened() if isinstance(state, CheckpointStore) else CheckpointStore(state)
         self._unopened_way = way
         self._deliveries = SinkDeliveries.of(sink, job.outputs, self._unopened_way.most_files)
         check_not_a_sinks(self._unopened, self._deliveries.addresses())
@@ -105,7 +97,8 @@ class StatefulBatches:
         self._uid = uid
         self._on_gap = on_gap
         self._on_batch = on_batch
-        self._clock = clock
+        #: None: the machine's; a test may set another.
+        self._clock: clocks.Clock | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -343,6 +336,13 @@ class StatefulBatches:
             name=None if query_run is None else query_run.name,
             execution=self._way.execution(frame, self._job),
         )
+
+    def _use_clock(self, clock: clocks.Clock) -> None:
+        """Run by this clock from the first batch on: for `statebackend.testing.use_clock`."""
+        with self._lock:
+            if self._runner is not None:
+                raise UsageError("cannot set a clock while the query runs", detail=f"{self!r}")
+            self._clock = clocks.checked_clock(clock)
 
     def is_running(self) -> bool:
         """True if the query that it works for still runs, as far as can be told."""

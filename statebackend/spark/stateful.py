@@ -15,20 +15,19 @@ from statebackend.runtime.start_checks import Beginning
 from statebackend.spark.driver import StatefulBatches
 from statebackend.spark.driver_mode import Driver, DriverMode
 from statebackend.spark.executors import ExecutorsMode
-from statebackend.state import Duration, StateBackend, clocks
+from statebackend.state import StateBackend
 
 
 def stateful(
     function: ProcessFunction,
     *,
     key: str | Sequence[str],
-    schema: object,
+    schema: object = None,
     state: str | os.PathLike[str] | CheckpointStore,
     sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None = None,
     backend: str | StateBackend = "heap",
     max_parallelism: int = 128,
     run_on: Driver | Executors | None = None,
-    retain: int | Duration = 2,
     event_time: str | EventTime | None = None,
     order_by: str | Sequence[str] | None = None,
     broadcast_when: str | None = None,
@@ -39,15 +38,13 @@ def stateful(
     uid: str | None = None,
     on_gap: str = "fail",
     on_batch: Callable[[Figures], object] | None = None,
-    clock: clocks.Clock | None = None,
-    single_writer: bool = False,
 ) -> StatefulBatches:
     """Wrap a stateful function for ``foreachBatch``: run ``function`` over every batch, effectively once.
 
-    It commits state and output of a batch together under ``state``, then calls ``sink(df, batch_id)`` with a
-    frame over the committed output. If the sink fails, Spark's retry gets the same rows again, byte for byte. A sink
-    with a parameter named ``context`` gets a `SinkContext` too. For several outputs, ``schema`` and ``sink`` are dicts
-    by their names; all are committed together.
+    It commits state and output of a batch together under ``state``, a path or a `CheckpointStore`. Then it calls
+    ``sink(df, batch_id)`` with a frame over the committed output. If the sink fails, Spark's retry gets the same rows
+    again, byte for byte. A sink with a parameter named ``context`` gets a `SinkContext` too. For several outputs,
+    ``schema`` and ``sink`` are dicts by their names; all are committed together.
 
     ``run_on`` says where state lives: `Driver` (the default) or `Executors`. ``uid`` names the owner of the state; by
     default, it is Spark's id of the query. Spark Connect needs it.
@@ -90,13 +87,10 @@ def stateful(
         job,
         state=state,
         sink=sink,
-        retain=retain,
-        single_writer=single_writer,
         restore_from=restore_from,
         first_batch=first_batch,
         uid=uid,
         on_gap=on_gap,
         on_batch=on_batch,
-        clock=clock,
         way=DriverMode(run_on) if isinstance(run_on, Driver) else ExecutorsMode(run_on),
     )

@@ -6,6 +6,33 @@
 1500
 """
 
+from __future__ import annotations
+
+from typing import TypeVar
+
+from statebackend.errors import UsageError
+from statebackend.state.clocks import Clock
 from statebackend.testing.harness import Harness, ManualClock
 
-__all__ = ["Harness", "ManualClock"]
+__all__ = ["Harness", "ManualClock", "use_clock"]
+
+B = TypeVar("B")
+
+
+def use_clock(batches: B, clock: Clock) -> B:
+    """Let a query go by a clock of the test instead of the machine's; return ``batches``, made by ``stateful``.
+
+    Set it before the query starts.
+
+    >>> import statebackend as sb
+    >>> function = sb.map_with_state(lambda row, n: (None, (n or 0) + 1), int)
+    >>> use_clock(sb.spark.stateful(function, key="user", state="/data/state"), ManualClock())
+    <stateful MapWithState, key 'user', state at /data/state>
+    """
+    use = getattr(batches, "_use_clock", None)
+    if not callable(use):
+        raise UsageError(
+            f"cannot set the clock of a {type(batches).__name__}; expected the result of sb.spark.stateful"
+        )
+    use(clock)
+    return batches

@@ -97,8 +97,6 @@ def test_a_store_can_be_given_with_its_own_options(stream: Stream) -> None:
     store = sb.CheckpointStore(stream.state, retain=1, compression=None)
     stream.run(stream.batches(sink=len_of, state=store))
     assert store.checkpoints() == [1]
-    with pytest.raises(sb.UsageError, match="options of the store"):
-        stream.batches(sink=len_of, state=store, retain=3)
 
 
 @pytest.mark.stress

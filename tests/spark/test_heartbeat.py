@@ -13,7 +13,7 @@ from spark_streams import Collecting, Fails, Stream, numbers
 
 import statebackend as sb
 from statebackend.spark.heartbeats import COLUMN
-from statebackend.testing import ManualClock
+from statebackend.testing import ManualClock, use_clock
 
 pytestmark = pytest.mark.spark
 
@@ -40,7 +40,6 @@ def test_time_goes_on_in_a_stream_without_rows(stream: Stream) -> None:
     stream.add(pa.table({"user": ["a"], "at": pa.array([at], pa.timestamp("us", "UTC"))}))
     options: dict[str, Any] = {
         "event_time": sb.EventTime("at", watermark_delay=1000, idle_after=datetime.timedelta(seconds=5)),
-        "clock": clock,
         "on_batch": figures.append,
     }
 
@@ -49,11 +48,12 @@ def test_time_goes_on_in_a_stream_without_rows(stream: Stream) -> None:
 
     times = {"spark.sql.timestampType": "TIMESTAMP_NTZ", "spark.sql.session.timeZone": "Asia/Tokyo"}
     with settings(stream.spark, times):
-        assert "Outage" in stream.fails(stream.batches(Closing(), sink, **options), transform=ticking)
+        batches = use_clock(stream.batches(Closing(), sink, **options), clock)
+        assert "Outage" in stream.fails(batches, transform=ticking)
         for seconds in (0, 16):
             clock.advance(1000 * seconds)
             time.sleep(0.002)
-            stream.run(stream.batches(Closing(), sink, **options), transform=ticking)
+            stream.run(use_clock(stream.batches(Closing(), sink, **options), clock), transform=ticking)
     names = ("batchId", "isReplay", "numInputRows", "numHeartbeats", "watermark")
     # Rows stay away for 16 seconds. Of many ticks a batch has one.
     assert [tuple(each[name] for name in names) for each in figures] == [

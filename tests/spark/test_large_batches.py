@@ -112,6 +112,7 @@ def given_by(stream: Stream, way: str, function: Any, **options: Any) -> list[An
         on_batch=figures.append,
         **options,
     )
+    sb.testing.use_clock(batches, sb.testing.ManualClock(10**12))
     stream.run(batches, checkpoint=f"stream-{way}", files=2)
     names = ("numInputRows", "numRowsDroppedByNullKey", "numRowsLate", "numRowsAhead", "watermark", "outputs")
     counted = [[each[name] for name in names] for each in figures]
@@ -135,11 +136,10 @@ def test_pieces_mean_what_the_whole_means(
     in_order = "between_rows" if is_sorted and function is Rows else "after_batch"
     event_time = sb.EventTime("at", late=sb.to_output("late"), timers=in_order, max_ahead=0)
     options = {"event_time": event_time, "order_by": "by" if is_sorted else None}
-    clock = sb.testing.ManualClock(10**12)
-    whole = given_by(stream, "memory", function(), clock=clock, **options)
+    whole = given_by(stream, "memory", function(), **options)
     assert whole[2][1][2] > 0, "rows were late"
     for size in SIZES if is_stress else [day_rng.choice(SIZES)]:
-        pieces = given_by(stream, f"files-{size}", function(), clock=clock, run_on=FILES(4 * size), **options)
+        pieces = given_by(stream, f"files-{size}", function(), run_on=FILES(4 * size), **options)
         if function is WholeKeys:  # whose keys come by their values
             whole, pieces = _by_key(whole), _by_key(pieces)
         # Late rows are put aside before they are sorted, or after that.

@@ -137,7 +137,6 @@ WRONG: dict[str, tuple[Any, ...]] = {
         "Executors(9), max_parallelism=8",
     ),
     "no key groups": ({"max_parallelism": 0}, "max_parallelism is"),
-    "nothing retained": ({"retain": 0}, "retain is"),
     "an event time of no kind": ({"event_time": 5}, "event_time is"),
     "an order of no kind": ({"order_by": 5}, "order_by is"),
     "an order by no name": ({"order_by": [1]}, "order_by is"),
@@ -168,7 +167,6 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "no uid": ({"uid": ""}, "uid is"),
     "no rule for gaps": ({"on_gap": "x"}, "on_gap is"),
     "an observer of no kind": ({"on_batch": 5}, "on_batch is a function"),
-    "a clock of no kind": ({"clock": 5}, "is not a clock"),
     "a checkpoint of no kind": ({"state": 5}, "a store is given by its path or uri"),
     "a checkpoint at no such address": ({"state": "http://host/x"}, "cannot lie at"),
     "files of an encrypted store": (
@@ -227,6 +225,14 @@ def test_broadcast_rows_may_go_to_a_method_of_one_object(tmp_path: Path) -> None
 
 def test_a_function_without_output_needs_no_sink(tmp_path: Path) -> None:
     made(tmp_path, schema=None, sink=None)
+
+
+def test_use_clock_refuses_other_objects(tmp_path: Path) -> None:
+    clock: Any = sb.testing.ManualClock()
+    with pytest.raises(sb.UsageError, match="cannot set the clock of a Same"):
+        sb.testing.use_clock(Same(), clock)
+    with pytest.raises(sb.UsageError, match="a int is not a clock"):
+        sb.testing.use_clock(made(tmp_path), 5)  # type: ignore[arg-type]
 
 
 @pytest.mark.spark

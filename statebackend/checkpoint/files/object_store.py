@@ -288,7 +288,7 @@ class ObjectFiles(StoreFiles):
             code="USAGE.SINGLE_WRITER",
             detail=f"{self.uri}: {reason}",
             hint="use one with conditional writes, such as S3, GCS or Azure, or a local or shared POSIX path; "
-            "or pass single_writer=True if you vouch that no second one writes there",
+            "or pass CheckpointStore(..., single_writer=True) if you vouch that no second one writes there",
         )
 
     def holds(self, epoch: int, next_sequence: int) -> bool:

@@ -359,8 +359,8 @@ class PosixFiles(StoreFiles):
                 "this file system cannot keep a second writer out",
                 code="USAGE.SINGLE_WRITER",
                 detail=f"{self.uri} has no hard links, and no rename that replaces nothing: {error.strerror}",
-                hint="use a local disk or an NFS path; or pass single_writer=True if you vouch that no second one "
-                "writes there",
+                hint="use a local disk or an NFS path; or pass CheckpointStore(..., single_writer=True) if you "
+                "vouch that no second one writes there",
             ) from error
         if self.size(name) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._path(name))
