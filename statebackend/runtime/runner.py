@@ -2,8 +2,8 @@
 
 `Runner` decides which batch may come and publishes it, `BatchTime` at what times it runs, and an execution runs it.
 With S the newest committed id, batch S+1 may run. Batch S was committed: it is delivered again, and not run, if its
-rows are those that were committed. Anything else is a gap. An empty store takes batch 0, or the batch given as
-``first_batch``.
+rows are those that were committed. Anything else is a gap. An empty store takes batch 0, or the batch that
+``start`` or a reset has named.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from statebackend.runtime.execution import BatchResult, BatchTime, CheckpointTim
 from statebackend.runtime.job import Job
 from statebackend.runtime.output import CommittedBatch, check_deliverable
 from statebackend.runtime.start_checks import (
-    Beginning,
-    check_beginning,
+    StartFrom,
     check_key_columns,
     other_query,
     source_of,
@@ -33,35 +32,21 @@ from statebackend.types import Type
 _log = logging.getLogger(__name__)
 
 
-_ANEW = "on_gap='restart_from_empty' goes on without the old state"
+def gap(batch_id: int, last: int | None, uri: str, first_batch: int | None = None) -> BatchGapError:
+    """The error for a batch that does not follow what is committed: nothing, or batch ``last``.
 
-
-def gap(
-    batch_id: int, last: int | None, uri: str, *, first_batch: int | None = None, has_acted: bool = False
-) -> BatchGapError:
-    """The error for a batch that does not follow what is committed.
-
-    ``has_acted`` means that ``on_gap`` would have helped, but has acted before.
+    ``first_batch`` is the batch that an empty store is to begin with, unless that is the first of the stream.
     """
-    anew = _ANEW
-    if has_acted:
-        anew = f"on_gap has acted already; to let it act again, pass first_batch={batch_id} with it"
-    if last is None and first_batch is not None:
-        return BatchGapError(
-            f"the stream is at batch {batch_id}, and the job is to begin with batch {first_batch}",
-            code="BATCH_GAP.NO_STATE",
-            detail=uri,
-            hint=f"let first_batch be the batch that the state to begin with belongs before: {batch_id} if it holds "
-            f"all rows up to batch {batch_id - 1}",
-        )
+    anew = f"sb.tools.reset(store, first_batch={batch_id}) goes on without the old state"
     if last is None:
+        wanted = f"the job is to begin with batch {first_batch}" if first_batch else "there is no state"
         return BatchGapError(
-            f"the stream is at batch {batch_id}, and there is no state",
+            f"the stream is at batch {batch_id}, and {wanted}",
             code="BATCH_GAP.NO_STATE",
             detail=uri,
-            hint="state was removed, or its path changed: give the right state=, or begin the query anew "
-            f"with a new checkpointLocation, or pass first_batch={batch_id} (with restore_from=, to begin with a "
-            f"savepoint); {anew}",
+            hint="state was removed, or its path changed: give the right state=; or begin the query anew with a new "
+            f"checkpointLocation; or begin a new store with the state of all rows before batch {batch_id}: "
+            f"start=sb.spark.StartFrom(source, first_batch={batch_id}); {anew}",
         )
     if batch_id > last:
         return BatchGapError(
@@ -92,8 +77,8 @@ def other_rows(
         back = f"take the batch back with sb.tools.rewind(store, to={previous}), after which it runs with the new rows"
     else:
         back = (
-            f"bring checkpoint {batch_id - 1}, which is not retained, back from a copy of the store; or begin with no "
-            f"state at all: sb.tools.rewind(store, to=None), then first_batch={batch_id}"
+            f"bring checkpoint {batch_id - 1}, which is not retained, back from a copy of the store; or begin anew, "
+            "with a new state= and a new checkpointLocation"
         )
     if now is None:
         hint = "what Spark has planned cannot be read here, as through Spark Connect: run this batch once the way the "
@@ -117,7 +102,7 @@ def other_stream(batch_id: int, uri: str, then: str | None, now: str | None) -> 
         code="BATCH_GAP.OTHER_ROWS",
         detail=f"{uri}; checkpointLocation of what is committed: {then}; of this batch: {now}",
         hint="the query has the uid= of another one, and its own id and checkpointLocation: bring its "
-        "checkpointLocation back; or give it a uid and a store of its own (restore_from= and first_batch= let it "
+        "checkpointLocation back; or give it a uid and a store of its own (start=sb.spark.StartFrom(...) lets it "
         "begin with the state of this one); or begin with no state: sb.tools.rewind(store, to=None)",
     )
 
@@ -139,7 +124,7 @@ class Runner:
     ``target_of`` is given the name of an output, the batch and the incarnation, and says what the batch becomes in the
     sink of that: the manifest keeps it.
     ``execution`` makes what runs batches, from what `LocalExecution` takes.
-    ``restore_from`` is a store, a checkpoint or a savepoint that an empty store begins with, at batch ``first_batch``.
+    ``start`` says how a new store begins; by default with no state, at batch 0.
     Any error of a commit closes it, because memory may then differ from what is committed.
     """
 
@@ -151,9 +136,7 @@ class Runner:
         *,
         query: str | None = None,
         clock: clocks.Clock | None = None,
-        restore_from: Beginning | None = None,
-        first_batch: int | None = None,
-        on_gap: str = "fail",
+        start: StartFrom | None = None,
         delivered: Mapping[str, Sequence[str]] | None = None,
         target_of: Callable[[str, int, str], str] | None = None,
         stream: str | None = None,
@@ -161,12 +144,9 @@ class Runner:
         name: str | None = None,
         execution: Callable[..., Execution] = LocalExecution,
     ) -> None:
-        check_beginning(restore_from, first_batch, on_gap)
         self._job = job
         self._store = store
         self._key_type = key_type
-        self._first_batch = first_batch
-        self._restarts_on_gap = on_gap == "restart_from_empty"
         self._delivered = dict.fromkeys(job.outputs, ()) if delivered is None else delivered
         self._target_of = target_of
         self._stream = stream
@@ -181,8 +161,16 @@ class Runner:
         self._open_store(query)
         try:
             source = self._opened_newest()
-            if source is None and restore_from is not None:
-                source = source_of(restore_from)
+            done = store.done
+            #: The batches that may come while the store is empty. After a reset, ``start`` no longer counts.
+            self._first_ids = {0}
+            if done.newest_restart is not None:
+                self._first_ids = {done.newest_restart.begins_at}
+            elif done.begins_at is not None:  # a rewind came since
+                self._first_ids = {0, done.begins_at}
+            elif start is not None:
+                self._first_ids = {start.first_batch or 0}
+                source = source_of(start.source) if source is None else source
             self._execution = self._begun(source)
         except BaseException:
             self.close()
@@ -238,8 +226,7 @@ class Runner:
             raise UsageError("the job is closed")
         if batch_id == self.last_id:
             return self._replayed(incoming, watch)
-        if not self._follows(batch_id):
-            self._begin_anew(batch_id)
+        self._check_follows(batch_id)
         planned_at = None if incoming.planned is None else incoming.planned.get("time")
         assert planned_at is None or isinstance(planned_at, int)
         begun = self._time.begin(self.last_id, planned_at)
@@ -263,56 +250,13 @@ class Runner:
         self._store.check_held()
         return self._store.epoch
 
-    def _begin_anew(self, batch_id: int) -> None:
-        """Drop every checkpoint, and let this batch come next."""
-        assert self._execution is not None
-        self._execution.close()
-        try:
-            self._store.restart(begins_at=batch_id, first_batch=self._first_batch)
-            self._newest = None
-            self._execution = self._begun(None)
-        except BaseException:
-            self.close()
-            raise
-
     # --- the batch that may come ---
 
-    def _follows(self, batch_id: int) -> bool:
-        """Return True if the batch comes next, and False if the job is to begin anew with it; otherwise raise."""
-        if batch_id in self._next_ids():
-            self._check_stream(batch_id)
-            return True
-        may_begin = self._may_begin_anew(batch_id)
-        if self._restarts_on_gap and may_begin:
-            _log.warning(
-                "beginning anew with batch %d, after %s: on_gap='restart_from_empty'", batch_id, self.last_id
-            )
-            return False
-        first = self._first_batch if self.last_id is None else None
-        has_acted = self._restarts_on_gap
-        raise gap(batch_id, self.last_id, self._store.uri, first_batch=first, has_acted=has_acted)
-
-    def _next_ids(self) -> set[int]:
+    def _check_follows(self, batch_id: int) -> None:
         last = self.last_id
-        if last is not None:
-            return {last + 1}
-        if self._first_batch is not None:
-            return {self._first_batch}
-        begins_at = self._store.done.begins_at
-        return {0} if begins_at is None else {0, begins_at}
-
-    def _may_begin_anew(self, batch_id: int) -> bool:
-        """Return True if ``on_gap`` may act: once for each value of ``first_batch``, or to finish a restart cut off."""
-        if self._first_batch not in (None, batch_id):
-            return False
-        done = self._store.done
-        if not done.has_restarted_for(self._first_batch):
-            return True
-        restart = done.newest_restart
-        if restart is None or self._newest is None:
-            return False
-        is_unfinished = self._origin.incarnation != restart.incarnation
-        return is_unfinished and (restart.begins_at, restart.first_batch) == (batch_id, self._first_batch)
+        if batch_id not in (self._first_ids if last is None else {last + 1}):
+            raise gap(batch_id, last, self._store.uri, max(self._first_ids))
+        self._check_stream(batch_id)
 
     def _check_stream(self, batch_id: int) -> None:
         """Raise if the batch before is of another stream: its number then follows by chance."""

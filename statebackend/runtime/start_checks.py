@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from statebackend.checkpoint import Checkpoint, CheckpointReader, CheckpointStore
+from statebackend.checkpoint.files import without_secrets
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import StateBackendError, StateMigrationError, UsageError
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
@@ -81,38 +83,56 @@ def ambiguous(name: str, where: str) -> UsageError:
 #: What a job may begin with: a checkpoint, a store, a savepoint, or the path or uri of a store or a savepoint.
 Beginning: TypeAlias = Checkpoint | CheckpointReader | Savepoint | str | os.PathLike[str]
 
-ON_GAP = ("fail", "restart_from_empty")
 
-
-def check_beginning(restore_from: object, first_batch: object, on_gap: str) -> None:
-    """Raise unless these options of a job make sense together."""
-    if on_gap not in ON_GAP:
-        raise UsageError("on_gap is 'fail' or 'restart_from_empty'")
-    if first_batch is not None and (type(first_batch) is not int or first_batch < 0):
+def checked_first_batch(first_batch: object) -> None:
+    """Raise unless a stream can be at such a batch."""
+    if type(first_batch) is not int or first_batch < 0:
         raise UsageError("first_batch is the id of a batch, an int from 0")
-    if isinstance(restore_from, (str, list, tuple)) and not restore_from:
-        raise UsageError("restore_from is empty", hint="leave it out to begin with no state")
-    kinds = (Checkpoint, CheckpointReader, Savepoint, str, os.PathLike)
-    if restore_from is not None and not isinstance(restore_from, kinds):
-        raise UsageError(
-            "restore_from is a checkpoint, a store, a savepoint, or the address of a store or a savepoint"
-        )
-    if restore_from is not None and on_gap != "fail":
-        raise UsageError(
-            "a job begins with the state of restore_from= or, by on_gap=, with none",
-            hint="pass first_batch= with restore_from= to begin with that state in a running stream",
-        )
 
 
-def source_of(restore_from: Beginning) -> Checkpoint | Savepoint:
+@dataclass(frozen=True)
+class StartFrom:
+    """The beginning of a new store: pass it as ``start=``.
+
+    The store begins with the state of ``source``: a savepoint, another store, or one of its checkpoints. The query
+    begins with batch 0 or, in a running stream, with ``first_batch``. ``source`` then holds all rows before that batch.
+    Once a batch is committed, or after a reset, the option has no effect.
+
+    >>> StartFrom("backups/2024-03-01", first_batch=57)
+    StartFrom('backups/2024-03-01', first_batch=57)
+    """
+
+    source: Beginning
+    first_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.source, (str, list, tuple)) and not self.source:
+            raise UsageError(
+                "the source of StartFrom is empty", hint="leave start= out to begin with no state"
+            )
+        if not isinstance(self.source, (Checkpoint, CheckpointReader, Savepoint, str, os.PathLike)):
+            raise UsageError(
+                f"cannot start from a {type(self.source).__name__}; expected a savepoint, a store, one of its "
+                "checkpoints, or the address of a savepoint or a store"
+            )
+        if self.first_batch is not None:
+            checked_first_batch(self.first_batch)
+
+    def __repr__(self) -> str:
+        source = self.source
+        shown = without_secrets(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else source
+        return f"StartFrom({shown!r}, first_batch={self.first_batch})"
+
+
+def source_of(source: Beginning) -> Checkpoint | Savepoint:
     """The source that backends restore from: the newest checkpoint of a store, a savepoint, or what was given."""
-    if isinstance(restore_from, CheckpointReader):
-        return restore_from.open_latest()
-    if not isinstance(restore_from, (str, os.PathLike)):
-        return restore_from
-    store = CheckpointStore(restore_from, single_writer=True)
+    if isinstance(source, CheckpointReader):
+        return source.open_latest()
+    if not isinstance(source, (str, os.PathLike)):
+        return source
+    store = CheckpointStore(source, single_writer=True)
     newest = store.latest()
-    return Savepoint(restore_from) if newest is None else store.open(newest)
+    return Savepoint(source) if newest is None else store.open(newest)
 
 
 def without_dropped(
@@ -170,7 +190,7 @@ def other_query(error: UsageError, store: CheckpointStore, location: str | None)
             code="USAGE.LOST_LOCATION",
             detail=f"{location}, state at {store.uri}, batch {newest}",
             hint="bring the checkpointLocation back from a copy. If there is none, begin the stream anew where "
-            f"batch {newest} ended, with a new state= and restore_from= this one",
+            f"batch {newest} ended, with a new state= and start=sb.spark.StartFrom(...) of this one",
         )
     return UsageError(
         error.message,

@@ -8,6 +8,7 @@
 
 from statebackend.cluster.cluster_execution import Executors
 from statebackend.functions import EventTime, to_output
+from statebackend.runtime.start_checks import StartFrom
 from statebackend.spark import sinks
 from statebackend.spark.display import progress_bar, prometheus
 from statebackend.spark.driver import StatefulBatches
@@ -21,6 +22,7 @@ __all__ = [
     "EventTime",
     "Executors",
     "SinkContext",
+    "StartFrom",
     "StatefulBatches",
     "heartbeat",
     "progress_bar",

@@ -26,7 +26,7 @@ from statebackend.runtime import CommittedBatch, Job, Runner
 from statebackend.runtime.batch_identity import Identity
 from statebackend.runtime.batch_progress import Figures, Stopwatch, describe
 from statebackend.runtime.function_calls import is_interrupt, summary
-from statebackend.runtime.start_checks import Beginning, check_beginning
+from statebackend.runtime.start_checks import StartFrom
 from statebackend.spark import display
 from statebackend.spark.display import shortened
 from statebackend.spark.driver_mode import RunMode
@@ -76,15 +76,17 @@ class StatefulBatches:
         *,
         state: str | os.PathLike[str] | CheckpointStore,
         sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None,
-        restore_from: Beginning | None,
-        first_batch: int | None,
+        start: StartFrom | None,
         uid: str | None,
-        on_gap: str,
         on_batch: Callable[[Figures], object] | None,
         way: RunMode,
     ) -> None:
         _check_options(on_batch, uid)
-        check_beginning(restore_from, first_batch, on_gap)
+        if start is not None and not isinstance(start, StartFrom):
+            raise UsageError(
+                f"unknown start: a {type(start).__name__}; expected a StartFrom",
+                hint="write start=sb.spark.StartFrom(source, first_batch=...)",
+            )
         self._job = job
         #: Never opened: each run opens a copy of it.
         self._unopened = state.unopened() if isinstance(state, CheckpointStore) else CheckpointStore(state)
@@ -92,10 +94,8 @@ class StatefulBatches:
         self._deliveries = SinkDeliveries.of(sink, job.outputs, self._unopened_way.most_files)
         check_not_a_sinks(self._unopened, self._deliveries.addresses())
         self._unopened_way.check(self._unopened)
-        self._restore_from = restore_from
-        self._first_batch = first_batch
+        self._start = start
         self._uid = uid
-        self._on_gap = on_gap
         self._on_batch = on_batch
         #: None: the machine's; a test may set another.
         self._clock: clocks.Clock | None = None
@@ -326,9 +326,7 @@ class StatefulBatches:
             self._job.key_type(column_types(frame)),
             query=query.uid,
             clock=self._clock,
-            restore_from=self._restore_from,
-            first_batch=self._first_batch,
-            on_gap=self._on_gap,
+            start=self._start,
             delivered=self._deliveries.partitions(),
             target_of=self._deliveries.target,
             stream=query.id,

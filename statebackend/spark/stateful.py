@@ -11,7 +11,7 @@ from statebackend.errors import UsageError
 from statebackend.functions import EventTime, ProcessFunction, Rule
 from statebackend.runtime import Job
 from statebackend.runtime.batch_progress import Figures
-from statebackend.runtime.start_checks import Beginning
+from statebackend.runtime.start_checks import StartFrom
 from statebackend.spark.driver import StatefulBatches
 from statebackend.spark.driver_mode import Driver, DriverMode
 from statebackend.spark.executors import ExecutorsMode
@@ -33,10 +33,8 @@ def stateful(
     broadcast_when: str | None = None,
     null_keys: Rule = "fail",
     errors: Rule = "fail",
-    restore_from: Beginning | None = None,
-    first_batch: int | None = None,
+    start: StartFrom | None = None,
     uid: str | None = None,
-    on_gap: str = "fail",
     on_batch: Callable[[Figures], object] | None = None,
 ) -> StatefulBatches:
     """Wrap a stateful function for ``foreachBatch``: run ``function`` over every batch, effectively once.
@@ -47,7 +45,7 @@ def stateful(
     ``schema`` and ``sink`` are dicts by their names; all are committed together.
 
     ``run_on`` says where state lives: `Driver` (the default) or `Executors`. ``uid`` names the owner of the state; by
-    default, it is Spark's id of the query. Spark Connect needs it.
+    default, it is Spark's id of the query. Spark Connect needs it. ``start`` fills a new store: see `StartFrom`.
 
     >>> from statebackend.functions import map_with_state
     >>> count = map_with_state(lambda row, n: ((row.user, (n or 0) + 1), (n or 0) + 1), "bigint")
@@ -87,10 +85,8 @@ def stateful(
         job,
         state=state,
         sink=sink,
-        restore_from=restore_from,
-        first_batch=first_batch,
+        start=start,
         uid=uid,
-        on_gap=on_gap,
         on_batch=on_batch,
         way=DriverMode(run_on) if isinstance(run_on, Driver) else ExecutorsMode(run_on),
     )

@@ -2,10 +2,10 @@
 
 from statebackend.tools.build import bootstrap
 from statebackend.tools.export import savepoint
-from statebackend.tools.history import rewind, set_time
+from statebackend.tools.history import reset, rewind, set_time
 from statebackend.tools.map_migration import split_maps
 from statebackend.tools.read import read_state
-from statebackend.tools.results import Dropped, Problem, Repaired, Report, Rewound, TakenBack, Times
+from statebackend.tools.results import Dropped, Problem, Repaired, Report, Reset, Rewound, TakenBack, Times
 from statebackend.tools.rewrite import drop_state, rescale
 from statebackend.tools.verification import repair, verify
 
@@ -14,6 +14,7 @@ __all__ = [
     "Problem",
     "Repaired",
     "Report",
+    "Reset",
     "Rewound",
     "TakenBack",
     "Times",
@@ -22,6 +23,8 @@ __all__ = [
     "read_state",
     "repair",
     "rescale",
+    "reset",
+    "reset",
     "rewind",
     "savepoint",
     "set_time",

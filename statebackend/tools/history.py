@@ -15,7 +15,8 @@ from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.runtime.batch_identity import BatchRecord
-from statebackend.tools.results import Rewound, TakenBack, Times
+from statebackend.runtime.start_checks import checked_first_batch
+from statebackend.tools.results import Reset, Rewound, TakenBack, Times
 
 _log = logging.getLogger(__name__)
 
@@ -149,6 +150,23 @@ def _taken_back(store: CheckpointStore, batch_id: int) -> TakenBack:
     incarnation = origin.incarnation or manifest.store
     rows = manifest.progress.get("numOutputRows")
     return TakenBack(checkpoint.id, rows, incarnation, dict(origin.targets or {}))
+
+
+def reset(
+    store: str | os.PathLike[str] | CheckpointStore, *, first_batch: int, dry_run: bool = False
+) -> Reset:
+    """Restart a store from empty: the next batch is ``first_batch``, and the state has no rows of earlier batches.
+
+    Use it where stream and state disagree (`BATCH_GAP.NO_STATE`, `STATE_BEHIND`, `STREAM_BEHIND`), and an older state
+    cannot be brought back. The remedy for `OTHER_ROWS` is `rewind`. The query must not run meanwhile. The store gets a
+    new incarnation, and ``start=`` has no effect any more. With ``dry_run``, nothing changes. O(dropped files)
+    """
+    checked_first_batch(first_batch)
+    with writing(store, dry_run=dry_run) as opened:
+        dropped = opened.checkpoints()
+        if not dry_run:
+            opened.restart(begins_at=first_batch)
+    return Reset(first_batch, dropped)
 
 
 def set_time(

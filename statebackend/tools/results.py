@@ -104,6 +104,14 @@ class Rewound(_Result):
 
 
 @dataclass(frozen=True, repr=False)
+class Reset(_Result):
+    """The result of `reset`: the batch that the store begins with, and the checkpoints that were dropped."""
+
+    first_batch: int
+    dropped: list[int]
+
+
+@dataclass(frozen=True, repr=False)
 class Times(_Result):
     """The result of `set_time`: the times of the newest checkpoint, in milliseconds since 1970."""
 

@@ -73,9 +73,17 @@ SECRET = "wJalrXUtnFEMI"
 def test_secrets_never_show(address: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     store = sb.CheckpointStore(address, single_writer=True)
+    start = sb.spark.StartFrom(address)
     count = sb.map_with_state(lambda row, n: (None, (n or 0) + 1), int)
-    job = sb.spark.stateful(count, key="user", schema=None, state=store, restore_from=address)
-    shown = [repr(store), store.uri, repr(job), repr(store.open_readonly()), without_secrets(address)]
+    job = sb.spark.stateful(count, key="user", schema=None, state=store, start=start)
+    shown = [
+        repr(store),
+        store.uri,
+        repr(job),
+        repr(start),
+        repr(store.open_readonly()),
+        without_secrets(address),
+    ]
     with pytest.raises(sb.StateBackendError) as caught:
         sb.CheckpointStore(address.replace("s3:", "s4:"))
     shown += [str(caught.value), repr(caught.value), caplog.text]

@@ -16,6 +16,7 @@ from host_queries import HostQuery, LocalQuery, executors, rows_out, state_of
 
 import statebackend as sb
 from statebackend.runtime import CommittedBatch, Job
+from statebackend.runtime.start_checks import StartFrom
 from statebackend.testing import ManualClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
@@ -410,7 +411,7 @@ def test_a_job_begins_with_the_state_of_another(
     with closing(Twins(tmp_path / "after", CASES["instances"], backend, rng)) as after:
         after.clock, after.rows = before.clock, before.rows
         after.next = 57
-        after.open(2, restore_from={name: str(folder) for name, folder in folders.items()}, first_batch=57)
+        after.open(2, start={name: StartFrom(folder, first_batch=57) for name, folder in folders.items()})
         after.batches(2)
         after.close()
         after.check_state()
@@ -418,8 +419,12 @@ def test_a_job_begins_with_the_state_of_another(
 
 def test_a_query_begins_anew_after_a_gap(tmp_path: Path, rng: random.Random) -> None:
     with closing(Twins(tmp_path, CASES["rows"], "heap", rng)) as twins:
-        twins.open(3, on_gap="restart_from_empty")
+        twins.open(3)
         twins.batches(2)
+        twins.close()
+        for folder in (twins.ours, twins.theirs):
+            sb.tools.reset(folder, first_batch=9)
+        twins.open(3)
         twins.next = 9
         twins.batches(2)
         twins.close()

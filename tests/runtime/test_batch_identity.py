@@ -18,6 +18,7 @@ from statebackend.checkpoint.files import PosixFiles
 from statebackend.runtime import Batch, BatchSource, CommittedBatch, Job, Runner
 from statebackend.runtime.batch_identity import BatchRecord, plan_identity
 from statebackend.runtime.batch_progress import Stopwatch
+from statebackend.runtime.start_checks import StartFrom
 from statebackend.types import STRING
 
 
@@ -144,17 +145,34 @@ def test_the_right_number_of_another_stream_is_refused(opening: Opening) -> None
 
 
 @pytest.mark.parametrize("first_batch", [None, 0, 5])
-def test_an_empty_store_takes_the_batch_that_it_is_told(opening: Opening, first_batch: int | None) -> None:
+def test_an_empty_store_takes_the_batch_that_it_is_told(
+    opening: Opening, tmp_path: Path, first_batch: int | None
+) -> None:
+    """A reset takes the place of the start for good, until a rewind to before the first batch."""
+    empty = tmp_path / "savepoint"
+    with sb.create_backend("heap").create_keyed_backend("string") as keyed:
+        keyed.savepoint(empty)
+    options = {"start": StartFrom(empty, first_batch=first_batch)}
     wanted = first_batch or 0
     for other in {0, 4, 5, 6} - {wanted}:
-        assert code_of(opening(first_batch=first_batch), other, rows(("a", 1))) == "BATCH_GAP.NO_STATE"
-    run(opening(first_batch=first_batch), wanted, rows(("a", 1)))
-    run(opening(first_batch=first_batch), wanted + 1, rows(("a", 1)))
-    assert code_of(opening(first_batch=first_batch), wanted + 3, rows(("a", 1))) == "BATCH_GAP.STATE_BEHIND"
+        assert code_of(opening(**options), other, rows(("a", 1))) == "BATCH_GAP.NO_STATE"
+    run(opening(**options), wanted, rows(("a", 1)))
+    run(opening(**options), wanted + 1, rows(("a", 1)))
+    assert code_of(opening(**options), wanted + 3, rows(("a", 1))) == "BATCH_GAP.STATE_BEHIND"
     assert total(opening) == 2
+    opening.close()
+    there = sb.tools.reset(opening.folder, first_batch=4, dry_run=True)
+    assert total(opening) == 2
+    assert sb.tools.reset(opening.folder, first_batch=4) == there
+    for other in (0, 3, 5):
+        with pytest.raises(sb.BatchGapError, match="is to begin with batch 4") as caught:
+            run(opening(**options), other, rows(("a", 1)))
+        assert f"sb.tools.reset(store, first_batch={other})" in str(caught.value.hint)
+    run(opening(**options), 4, rows(("a", 1)))
+    assert total(opening) == 1
 
 
-def test_a_restart_that_is_cut_off_is_finished_and_acts_only_once(
+def test_reset_that_is_cut_off_takes_effect_and_asks_for_its_batch(
     opening: Opening, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for batch_id in range(3):
@@ -163,27 +181,34 @@ def test_a_restart_that_is_cut_off_is_finished_and_acts_only_once(
     def fails(*arguments: Any) -> None:
         raise OSError(errno.EIO, "as told")
 
+    opening.close()
     with monkeypatch.context() as patch:
         patch.setattr(PosixFiles, "retire", fails)
         with pytest.raises(OSError, match="as told"):
-            run(opening(on_gap="restart_from_empty"), 9, rows(("a", 10)), plan(9))
+            sb.tools.reset(opening.folder, first_batch=9)
     caplog.clear()  # its records hold errors, and these the state of the job
     assert len(list(opening.folder.glob("data/*/*"))) > 0, "the files of before are still there"
     assert sb.CheckpointStore(opening.folder).latest() is None
     # Another batch is another gap.
-    assert code_of(opening(on_gap="restart_from_empty"), 8, rows(("a", 10)), plan(8)) == "BATCH_GAP.NO_STATE"
-    run(opening(on_gap="restart_from_empty"), 9, rows(("a", 10)), plan(9))
+    assert code_of(opening(), 8, rows(("a", 10)), plan(8)) == "BATCH_GAP.NO_STATE"
+    run(opening(), 9, rows(("a", 10)), plan(9))
     assert total(opening) == 10
     for batch_id, planned, code in ((9, plan(8), "OTHER_ROWS"), (0, plan(0), "STREAM_BEHIND")):
-        again = opening(on_gap="restart_from_empty")
+        again = opening()
         assert code_of(again, batch_id, rows(("a", 10)), planned) == f"BATCH_GAP.{code}"
 
 
-def test_a_crash_after_a_restart_begins_there_again(opening: Opening) -> None:
+def reset(opening: Opening, first_batch: int) -> None:
+    opening().close()
+    sb.tools.reset(opening.folder, first_batch=first_batch)
+
+
+def test_a_crash_after_a_reset_begins_there_again(opening: Opening) -> None:
     def fails() -> pa.Table:
         raise RuntimeError("as told")
 
-    runner = opening(on_gap="restart_from_empty")
+    reset(opening, 7)
+    runner = opening()
     with pytest.raises(RuntimeError, match="as told"):
         runner.run(7, BatchSource(fails), Stopwatch())
     assert code_of(opening(), 8, rows(("a", 1))) == "BATCH_GAP.NO_STATE"
@@ -193,7 +218,8 @@ def test_a_crash_after_a_restart_begins_there_again(opening: Opening) -> None:
 
 
 def test_a_rewind_to_before_the_first_begins_as_at_first(opening: Opening) -> None:
-    run(opening(on_gap="restart_from_empty"), 7, rows(("a", 1)), plan(7))
+    reset(opening, 7)
+    run(opening(), 7, rows(("a", 1)), plan(7))
     opening.close()
     sb.tools.rewind(opening.folder, to=None)
     run(opening(), 7, rows(("a", 5)), plan(7, 1))
@@ -261,12 +287,6 @@ def test_an_origin_of_another_version_is_never_believed(origin: Any) -> None:
     with pytest.raises(sb.CorruptCheckpointError) as caught:
         BatchRecord.of(Manifest(7, 3, "0" * 32, batch=origin, sequence=9))
     assert caught.value.code == "CORRUPT_CHECKPOINT.VERSION"
-
-
-@pytest.mark.parametrize("empty", [[], (), ""])
-def test_a_source_that_is_empty_is_refused(opening: Opening, empty: Any) -> None:
-    with pytest.raises(sb.UsageError, match="restore_from is empty"):
-        opening(restore_from=empty)
 
 
 def test_a_batch_whose_output_has_been_dropped_is_not_taken_for_one_without(opening: Opening) -> None:

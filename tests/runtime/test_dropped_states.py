@@ -19,7 +19,7 @@ from statebackend.checkpoint import CheckpointReader, CheckpointStore
 from statebackend.checkpoint.files import PosixFiles
 from statebackend.runtime import BatchSource, Job, Runner
 from statebackend.runtime.batch_progress import Stopwatch
-from statebackend.runtime.start_checks import source_of
+from statebackend.runtime.start_checks import StartFrom, source_of
 from statebackend.types import STRING
 
 USERS = [f"user {number}" for number in range(20)]
@@ -254,7 +254,7 @@ def test_state_is_dropped_from_the_source_of_the_first_batch_until_a_rewind_to_b
     run(tmp_path / "store", 0, KeepsLists("count", "total"))
     sb.tools.savepoint(tmp_path / "store", tmp_path / "savepoint")
     started = tmp_path / "started"
-    options = {"restore_from": str(tmp_path / source), "first_batch": 5}
+    options = {"start": StartFrom(tmp_path / source, first_batch=5)}
 
     def drop() -> None:
         refused(started, 5, Keeps("count"), **options)
@@ -288,10 +288,10 @@ def test_name_of_a_keyed_and_an_operator_state_is_not_dropped(tmp_path: Path) ->
     assert "cannot drop one of two stored states that share a name" in error.hint
     assert "drop_state(store, 'total')" in refused(store, 1, Keeps("count")).hint
     started = tmp_path / "started"
-    refused(started, 5, Keeps("count"), restore_from=str(store), first_batch=5)
+    refused(started, 5, Keeps("count"), start=StartFrom(store, first_batch=5))
     sb.tools.drop_state(started, "count")
     with pytest.raises(sb.UsageError, match="both a keyed state and an operator state"):
-        run(started, 5, Keeps("total"), restore_from=str(store), first_batch=5)
+        run(started, 5, Keeps("total"), start=StartFrom(store, first_batch=5))
     assert run(store, 1, KeepsBoth("count", "total")) == "[1, 1]"
 
 
@@ -331,18 +331,18 @@ def test_files_of_a_database_that_hold_a_dropped_state_are_not_copied(tmp_path: 
 def test_start_is_refused_when_its_source_lacks_a_dropped_state(tmp_path: Path, source: str | None) -> None:
     run(tmp_path / "store", 0, KeepsLists("count"))
     sb.tools.savepoint(tmp_path / "store", tmp_path / "savepoint")
-    options = {"restore_from": None if source is None else str(tmp_path / source), "first_batch": 5}
+    options = {} if source is None else {"start": StartFrom(tmp_path / source)}
     started = tmp_path / "started"
     CheckpointStore(started).open_for_writing(key_type=str, max_parallelism=128).close()
     sb.tools.drop_state(started, "cuont")
     for _ in range(2):
         with pytest.raises(sb.UsageError, match="there is no state 'cuont'") as caught:
-            run(started, 5, KeepsLists("count"), **options)
+            run(started, 0, KeepsLists("count"), **options)
         assert caught.value.code == "USAGE.NO_STATE"
         named = "none" if source is None else "'count', 'offsets'"
         assert f"there are: {named}. The state was dropped in " in str(caught.value.hint)
     sb.tools.rewind(started, to=None)
-    assert run(started, 5, KeepsLists("count"), **options) == ("[None]" if source is None else "[1]")
+    assert run(started, 0, KeepsLists("count"), **options) == ("[None]" if source is None else "[1]")
 
 
 def test_timers_are_not_dropped(tmp_path: Path) -> None:

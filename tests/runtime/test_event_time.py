@@ -19,6 +19,7 @@ from pieces import either_way
 import statebackend as sb
 from statebackend.runtime import Batch, BatchSource, CommittedBatch, Job, Runner
 from statebackend.runtime.batch_progress import Stopwatch, describe
+from statebackend.runtime.start_checks import StartFrom
 from statebackend.testing import ManualClock
 from statebackend.types import STRING
 
@@ -229,7 +230,7 @@ def test_a_savepoint_has_both_times(queries: Any, tmp_path: Path) -> None:
             sb.CheckpointStore(tmp_path / f"again-{savepoint.uri.split('/')[-1]}"),
             STRING,
             clock=query.clock,
-            restore_from=savepoint,
+            start=StartFrom(savepoint),
         )
         try:
             committed = again.run(0, BatchSource(lambda: at(4)), Stopwatch())

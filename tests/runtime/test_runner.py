@@ -17,6 +17,7 @@ import statebackend as sb
 from statebackend.runtime import BatchSource, CommittedBatch, Job, Runner
 from statebackend.runtime.batch_identity import plan_identity
 from statebackend.runtime.batch_progress import Stopwatch, sizes
+from statebackend.runtime.start_checks import StartFrom
 from statebackend.testing import ManualClock
 from statebackend.types import of
 
@@ -276,10 +277,13 @@ def test_a_gap_is_an_error_that_says_who_is_behind(job: Job0, next_id: int, code
 
 
 @pytest.mark.parametrize("next_id", [0, 5])
-def test_a_gap_may_begin_anew(job: Job0, next_id: int) -> None:
-    runner = job.open(on_gap="restart_from_empty")
+def test_store_begins_with_the_batch_of_a_reset(job: Job0, next_id: int) -> None:
+    runner = job.open()
     for batch_id in range(3):
         run(runner, batch_id, ("a", 1))
+    runner.close()
+    assert sb.tools.reset(job.folder, first_batch=next_id).dropped == [1, 2]
+    runner = job.open()
     assert rows_out(run(runner, next_id, ("a", 1))) == [("a", 1)]
     assert rows_out(run(runner, next_id + 1, ("a", 1))) == [("a", 2)]
     runner.close()
@@ -411,10 +415,10 @@ def test_a_new_store_begins_with_the_state_of_another(job: Job0, tmp_path: Path)
         run(runner, batch_id, ("a", 1))
     runner.close()
     new = tmp_path / "new"
-    other = job.open(folder=new, query="other", restore_from=str(job.folder))
+    other = job.open(folder=new, query="other", start=StartFrom(job.folder))
     assert rows_out(run(other, 0, ("a", 1))) == [("a", 4)]
     other.close()
-    again = job.open(folder=new, query="other", restore_from=str(job.folder))
+    again = job.open(folder=new, query="other", start=StartFrom(job.folder))
     assert rows_out(run(again, 1, ("a", 1))) == [("a", 5)], "what is committed counts, not where it came from"
 
 
@@ -432,7 +436,7 @@ def test_a_new_store_begins_from_a_savepoint_or_a_table(
         with sb.create_backend("heap").create_keyed_backend("string", clock=clock) as keyed:
             keyed.get_state(total).add_many(["a"], [40])
             keyed.savepoint(path)
-    runner = job.open(folder=tmp_path / "new", restore_from=str(path), clock=ManualClock(5))
+    runner = job.open(folder=tmp_path / "new", start=StartFrom(path), clock=ManualClock(5))
     committed = run(runner, 0, ("a", 2))
     assert rows_out(committed) == [("a", 42)]
     assert committed.checkpoint.now == (5 if is_bootstrapped else 2**42)

@@ -28,48 +28,47 @@ def test_a_running_stream_goes_on_with_the_state_of_a_savepoint(stream: Stream) 
     other = stream.folder / "other"
     stream.add(numbers(("a", 100)))
     sink = Collecting()
-    options: dict[str, Any] = {"state": other, "restore_from": str(stream.state)}
-    assert "BATCH_GAP.NO_STATE" in stream.fails(stream.batches(sink=sink, **options))
-    failure = stream.fails(stream.batches(sink=sink, first_batch=57, **options))
-    assert "BATCH_GAP.NO_STATE" in failure
-    assert "first_batch be the batch" in failure
+    start = sb.spark.StartFrom(stream.state, first_batch=3)
+    for wrong in (None, 57):
+        begins = sb.spark.StartFrom(stream.state, wrong)
+        failure = stream.fails(stream.batches(sink=sink, state=other, start=begins))
+        assert "BATCH_GAP.NO_STATE" in failure
+        assert "StartFrom(source, first_batch=3)" in failure
 
     class Failing(Total):
         def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
             raise Outage
 
     # A crash before the first commit begins again.
-    assert "Outage" in stream.fails(stream.batches(Failing(), sink, first_batch=3, **options))
-    stream.run(stream.batches(sink=sink, first_batch=3, **options))
+    assert "Outage" in stream.fails(stream.batches(Failing(), sink, state=other, start=start))
+    stream.run(stream.batches(sink=sink, state=other, start=start))
     assert sink.calls == [(3, [("a", 103)])]
-    # What is committed decides: both are ignored from here on.
+    # What is committed decides: the start is ignored from here on.
     stream.add(numbers(("a", 1)))
-    stream.run(stream.batches(sink=sink, first_batch=3, **options))
+    stream.run(stream.batches(sink=sink, state=other, start=start))
     assert sink.calls[1:] == [(4, [("a", 104)])]
 
 
-def test_a_gap_begins_anew_once_and_not_for_ever_after(stream: Stream) -> None:
+def test_reset_lets_a_stream_go_on_from_empty_after_each_gap(stream: Stream) -> None:
     begun(stream)
     sink = Collecting()
     shutil.rmtree(stream.state)
     stream.add(numbers(("a", 5)))
-    stream.run(stream.batches(sink=sink, on_gap="restart_from_empty"))
-    assert sink.calls == [(3, [("a", 5)])]
+    assert "sb.tools.reset(store, first_batch=3)" in stream.fails(stream.batches(sink=sink))
+    assert sb.tools.reset(stream.state, first_batch=3).dropped == []
+    stream.run(stream.batches(sink=sink))
     stream.add(numbers(("a", 5)))
-    stream.run(stream.batches(sink=sink, on_gap="restart_from_empty"))
-    assert sink.calls[1:] == [(4, [("a", 10)])]
-    # Spark's place is brought back from an older copy, with the option still set.
+    stream.run(stream.batches(sink=sink))
+    assert sink.calls == [(3, [("a", 5)]), (4, [("a", 10)])]
+    # Spark's place is brought back from an older copy.
     stream.lose(4, "offsets", "commits", "sources/0")
     stream.lose(3, "commits", "offsets", "sources/0")
-    failure = stream.fails(stream.batches(sink=sink, on_gap="restart_from_empty"))
+    failure = stream.fails(stream.batches(sink=sink))
     assert "BATCH_GAP.STREAM_BEHIND" in failure
-    assert "has acted already" in failure
-    assert "first_batch=3" in failure
+    assert "sb.tools.reset(store, first_batch=3)" in failure
     assert sb.tools.read_state(stream.state, "total")["value"].to_pylist() == [10]
-    # Another value of first_batch lets it act again, at this batch.
-    wrong = stream.batches(sink=sink, on_gap="restart_from_empty", first_batch=7)
-    assert "BATCH_GAP.STREAM_BEHIND" in stream.fails(wrong)
-    stream.run(stream.batches(sink=sink, on_gap="restart_from_empty", first_batch=3))
+    assert sb.tools.reset(stream.state, first_batch=3).dropped == [3, 4]
+    stream.run(stream.batches(sink=sink))
     assert sink.calls[2:] == [(3, [("a", 5)]), (4, [("a", 10)])]
 
 

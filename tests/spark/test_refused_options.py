@@ -154,18 +154,9 @@ WRONG: dict[str, tuple[Any, ...]] = {
         "needs an output of that name",
         "[USAGE.NO_OUTPUT]",
     ),
-    "a beginning of no kind": ({"restore_from": 5}, "restore_from is"),
-    "a beginning for each gap": (
-        {"restore_from": "/x", "on_gap": "restart_from_empty"},
-        "begins with the state of restore_from",
-    ),
-    **{
-        f"a first batch {wrong!r}": ({"first_batch": wrong}, "first_batch is the id")
-        for wrong in (-1, "3", True, 2.0)
-    },
+    "a start of no kind": ({"start": "/x"}, "unknown start: a str"),
     "a uid of no kind": ({"uid": 5}, "uid is"),
     "no uid": ({"uid": ""}, "uid is"),
-    "no rule for gaps": ({"on_gap": "x"}, "on_gap is"),
     "an observer of no kind": ({"on_batch": 5}, "on_batch is a function"),
     "a checkpoint of no kind": ({"state": 5}, "a store is given by its path or uri"),
     "a checkpoint at no such address": ({"state": "http://host/x"}, "cannot lie at"),
@@ -206,6 +197,19 @@ def test_place_for_state_refuses_a_wrong_option(options: dict[str, Any], said: s
     with pytest.raises(sb.UsageError) as caught:
         place(**options)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((5,), "cannot start from a int"),
+        *(((empty,), "the source of StartFrom is empty") for empty in ([], (), "")),
+        *((("/x", wrong), "first_batch is the id of a batch") for wrong in (-1, "3", True, 2.0)),
+    ],
+)
+def test_start_from_refuses_a_mistake(arguments: Any, said: str) -> None:
+    with pytest.raises(sb.UsageError, match=said):
+        sb.spark.StartFrom(*arguments)
 
 
 @pytest.mark.parametrize("what", WRONG)

@@ -281,7 +281,7 @@ def check_same_encryption(existing: JsonObject | None, wanted: JsonObject | None
             "the store was made without encryption, and a cipher was given for it",
             code="USAGE.ENCRYPTION",
             detail=uri,
-            hint="a store cannot be encrypted in place: begin a new one with encryption= and restore_from= this one, "
+            hint="a store cannot be encrypted in place: begin a new one with encryption= and start= this one, "
             "or copy it through a savepoint; then remove this one",
         )
     if existing is not None and wanted is not None and existing["overhead"] != wanted["overhead"]:

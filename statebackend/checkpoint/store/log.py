@@ -105,7 +105,7 @@ class TimeOverride(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """A restart from empty: the incarnation that it began, its first batch, and the ``first_batch`` it was made for."""
+    """A restart from empty: the incarnation that it began, its first batch, and a member that is no longer used."""
 
     incarnation: str
     begins_at: int
@@ -164,10 +164,6 @@ class LogState(CheckedRecord):
     def begins_at(self) -> int | None:
         """The batch that the newest restart began with, even if a rewind came since; None if there was none."""
         return self.restarts[-1].begins_at if self.restarts else None
-
-    def has_restarted_for(self, first_batch: int | None) -> bool:
-        """Return True if a restart was made for this value of ``first_batch``."""
-        return any(restart.first_batch == first_batch for restart in self.restarts)
 
     def times_of(self, checkpoint_id: int) -> TimeOverride:
         return dict(self.times).get(checkpoint_id, TimeOverride())
@@ -306,11 +302,10 @@ RECORD_KINDS = ("restart", "rewind", "time", "drop")
 class Record(CheckedRecord):
     """One change to a store, made by the writer of ``epoch``; ``name`` is that of the file that has it.
 
-    A ``restart`` dropped every checkpoint so that the stream could begin at batch ``begins_at``; it happens once for
-    each value of ``first_batch``. A ``rewind`` dropped the checkpoints after ``keeps``, or all, with what was dropped
-    from the source. A ``time`` gave the checkpoint ``upon`` the times ``now`` and ``watermark``; None left one as it
-    was. A ``drop`` dropped ``dropped_state`` from the checkpoint ``upon`` or, for None, from the source of the first
-    batch.
+    A ``restart`` dropped every checkpoint so that the stream could begin at batch ``begins_at``. A ``rewind`` dropped
+    the checkpoints after ``keeps``, or all, with what was dropped from the source. A ``time`` gave the checkpoint
+    ``upon`` the times ``now`` and ``watermark``; None left one as it was. A ``drop`` dropped ``dropped_state`` from the
+    checkpoint ``upon`` or, for None, from the source of the first batch.
     """
 
     kind: str

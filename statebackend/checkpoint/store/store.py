@@ -507,20 +507,19 @@ class CheckpointStore(CheckpointReader):
         _ = self._writer.epoch
         return self._writer.state
 
-    def restart(self, *, begins_at: int = 0, first_batch: int | None = None) -> None:
+    def restart(self, *, begins_at: int = 0) -> None:
         """Drop every checkpoint, so that ids may start again. The purpose of the store stays.
 
         One entry of the log does it; removing the files follows.
         """
         with self._lock:
             self._check_quiet()
-            restart = Restart(secrets.token_hex(16), begins_at, first_batch)
+            restart = Restart(secrets.token_hex(16), begins_at)
             self._change(
                 "restart",
                 self._writer.state.restarted(restart),
                 incarnation=restart.incarnation,
                 begins_at=begins_at,
-                first_batch=first_batch,
             )
 
     def rewind(self, to: int | None) -> list[Checkpoint]:
