@@ -38,7 +38,7 @@ def speed(spark: Any, folder: Path, name: str, form: str) -> float:
             raise SystemExit(f"{name}, {form}: output {output} is not what batch SQL gives: {wrong}")
     batches = [each for each in query.recentProgress if each["numInputRows"]]
     rates = [1000 * each["numInputRows"] / each["durationMs"]["triggerExecution"] for each in batches]
-    return statistics.median(rates[WARM_UP:])
+    return float(statistics.median(rates[WARM_UP:]))
 
 
 def line(name: str, rates: dict[str, float]) -> str:

@@ -50,7 +50,8 @@ def generate(folder: Path, *, files: int, rows: int, seed: int = 7) -> None:
     for number in range(files):
         path = folder / "in" / f"{number:05}.parquet"
         pq.write_table(table.slice(number * rows, rows), path)
-        os.utime(path, (START // 1000 + number,) * 2)  # Spark takes the oldest first
+        at = START // 1000 + number
+        os.utime(path, (at, at))  # Spark takes the oldest first
 
 
 def events(total: int, rng: np.random.Generator) -> pa.Table:

@@ -92,6 +92,7 @@ class Run:
         """Of each file, the watermark before its batch, found from the files of the batches before."""
         event_time = self.job.options.get("event_time")
         delay = event_time.watermark_delay if isinstance(event_time, sb.EventTime) else 0
+        assert isinstance(delay, int)  # EventTime has made milliseconds of it
         found: dict[str, int | None] = {}
         newest: int | None = None
         for files in self._files_of_batches():

@@ -48,13 +48,13 @@ class Fraud(sb.KeyedProcessFunction):
         self.rules.put(row.rule, row.value)
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Alert]:
-        if row.cents > self.rules.get("largest payment"):
+        if row.cents > self.rules["largest payment"]:
             yield row.card, "largest payment", row.cents
         is_new = row.country not in self.spent
         self.spent[row.country] = self.spent.get(row.country, 0) + row.cents
         if is_new:
             countries = sum(1 for _ in self.spent)
-            if countries > self.rules.get("countries"):
+            if countries > self.rules["countries"]:
                 yield row.card, "countries", countries
 
 

@@ -61,8 +61,10 @@ class Sessions(sb.KeyedProcessFunction):
         yield self.end(ctx)
 
     def end(self, ctx: sb.FunctionContext) -> Session:
-        session = (ctx.current_key, self.start.value(), self.last.value(), self.pages.get())
-        ctx.timer_service().delete_event_time_timer(session[2] + GAP)
+        start, last = self.start.value(), self.last.value()
+        assert start is not None and last is not None
+        session = (ctx.current_key, start, last, self.pages.get())
+        ctx.timer_service().delete_event_time_timer(last + GAP)
         for state in (self.pages, self.start, self.last):
             state.clear()
         return session
