@@ -62,7 +62,8 @@ class Sessions(sb.KeyedProcessFunction):
 
     def end(self, ctx: sb.FunctionContext) -> Session:
         start, last = self.start.value(), self.last.value()
-        assert start is not None and last is not None
+        assert start is not None
+        assert last is not None
         session = (ctx.current_key, start, last, self.pages.get())
         ctx.timer_service().delete_event_time_timer(last + GAP)
         for state in (self.pages, self.start, self.last):

@@ -24,7 +24,6 @@ __all__ = [
     "repair",
     "rescale",
     "reset",
-    "reset",
     "rewind",
     "savepoint",
     "set_time",
