@@ -35,11 +35,12 @@ class CountWindowAverage(sb.KeyedProcessFunction):
 
 
 def main() -> None:
-    with Harness(CountWindowAverage(), "bigint") as harness:
+    with Harness(CountWindowAverage(), key="key") as harness:
         print("Every two values of a key make one average; then its state is cleared.\n")
         print("row (key, value)   output (key, average)")
         for row in ROWS:
-            out = harness.process_element(row[0], row)
+            key, value = row
+            out = harness.process_element({"key": key, "value": value})
             print(f"{row!s:<18} {out[0] if out else ''}".rstrip())
         left = list(harness.keyed.keys("average"))
         print(f"\nOne value waits for its second: keys with state are {left}.")

@@ -8,8 +8,8 @@
 ...         self.count.add(1)
 ...         yield ctx.current_key, self.count.get()
 >>> from statebackend.testing import Harness
->>> with Harness(Visits(), str) as harness:
-...     harness.process_element("ann", (1,)), harness.process_element("ann", (2,))
+>>> with Harness(Visits(), key="user") as harness:
+...     harness.process_element({"user": "ann"}), harness.process_element({"user": "ann"})
 ([('ann', 1)], [('ann', 2)])
 """
 

@@ -236,8 +236,8 @@ class FunctionContext(StateGetters):
         ...     def process_element(self, row, ctx):
         ...         ctx.output("even" if row.n % 2 == 0 else "odd", row)
         >>> from statebackend.testing import Harness
-        >>> with Harness(Split(), int, schema={"odd": "n int", "even": "n int"}) as harness:
-        ...     harness.process_element(1, {"n": 8}), harness.outputs["even"]
+        >>> with Harness(Split(), key="n", schema={"odd": "n int", "even": "n int"}) as harness:
+        ...     harness.process_element({"n": 8}), harness.outputs["even"]
         ([], [Row(n=8)])
         """
         outputs = self._outputs

@@ -146,8 +146,8 @@ class KeyedProcessFunction(_KeyedFunction):
     ...     def process_element(self, row, ctx):
     ...         yield ctx.current_key, 2 * row.n
     >>> from statebackend.testing import Harness
-    >>> with Harness(Doubled(), int) as harness:
-    ...     harness.process_element(1, {"n": 21})
+    >>> with Harness(Doubled(), key="id") as harness:
+    ...     harness.process_element({"id": 1, "n": 21})
     [(1, 42)]
     """
 
@@ -163,7 +163,7 @@ class KeyRowsFunction(_KeyedFunction):
     ...     def process_rows(self, key, rows, ctx):
     ...         yield key, max(row.n for row in rows) - min(row.n for row in rows)
     >>> from statebackend.testing import Harness
-    >>> with Harness(Spread(), str, key="user") as harness:
+    >>> with Harness(Spread(), key="user") as harness:
     ...     harness.process_batch([{"user": user, "n": n} for user, n in (("ann", 3), ("bob", 1), ("ann", 8))])
     [('ann', 5), ('bob', 0)]
     """
@@ -188,7 +188,7 @@ class BatchProcessFunction(ProcessFunction, ABC):
     ...         users, sums, _ = self.sum.add_many(ctx.keys, batch["n"], return_changed=True)
     ...         return pa.record_batch({"user": users, "sum": sums})
     >>> from statebackend.testing import Harness
-    >>> with Harness(Sums(), str, key="user", schema="user string, sum bigint") as harness:
+    >>> with Harness(Sums(), key="user", schema="user string, sum bigint") as harness:
     ...     harness.process_batch(pa.table({"user": ["a", "b", "a"], "n": [1, 2, 3]}))
     [Row(user='b', sum=2), Row(user='a', sum=4)]
     """
@@ -283,7 +283,7 @@ def map_with_state(function: Callable[[Any, Any], tuple[Any, Any]], state_type: 
     ...     seen = (seen or 0) + 1
     ...     return (row.word, seen), seen
     >>> from statebackend.testing import Harness
-    >>> with Harness(map_with_state(numbered, int), str, key="word") as harness:
+    >>> with Harness(map_with_state(numbered, int), key="word") as harness:
     ...     harness.process_batch([{"word": "to"}, {"word": "be"}, {"word": "to"}])
     [('to', 1), ('be', 1), ('to', 2)]
     """
@@ -298,7 +298,7 @@ def flat_map_with_state(
     >>> def pairs(row, first):
     ...     return ([], row.n) if first is None else ([(first, row.n)], None)
     >>> from statebackend.testing import Harness
-    >>> with Harness(flat_map_with_state(pairs, int), str, key="user") as harness:
+    >>> with Harness(flat_map_with_state(pairs, int), key="user") as harness:
     ...     harness.process_batch([{"user": "a", "n": n} for n in (1, 2, 3)])
     [(1, 2)]
     """

@@ -127,14 +127,13 @@ class Task:
         pairs: Sequence[Pair],
         now: int,
         times: RowTimes | None = None,
-        late: Sequence[object] = (),
+        aside: Sequence[tuple[str, object]] = (),
     ) -> Result:
-        """The same for pairs of key and row, with the time of each if the job has event time, and for late rows."""
+        """The same for pairs of key and row, with the time of each, and for rows that go to an output as they are."""
 
         def run(calls: FunctionCalls) -> None:
-            for row in late:
-                assert self.job.late_output is not None
-                calls.given.add_row_as_it_is(self.job.late_output, row, {})
+            for output, row in aside:
+                calls.given.add_row_as_it_is(output, row, {})
             calls.run_pairs(pairs, times)
 
         return self._begun(batch_id, now, times, run)

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from statebackend.errors import UsageError
 from statebackend.state.clocks import Clock
-from statebackend.testing.harness import Harness, ManualClock
+from statebackend.testing.harness import Harness, InjectedFault, ManualClock
 
-__all__ = ["Harness", "ManualClock", "use_clock"]
+__all__ = ["Harness", "InjectedFault", "ManualClock", "use_clock"]
 
 B = TypeVar("B")
 

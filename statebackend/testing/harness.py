@@ -4,7 +4,7 @@
 >>> def total(row, before):
 ...     after = (before or 0) + row.n
 ...     return (row.user, after), after
->>> harness = Harness(map_with_state(total, int), str, key="user")
+>>> harness = Harness(map_with_state(total, int), key="user")
 >>> harness.process_batch([{"user": "ann", "n": 1}, {"user": "bob", "n": 5}, {"user": "ann", "n": 2}])
 [('ann', 1), ('bob', 5), ('ann', 3)]
 >>> harness.close()
@@ -15,10 +15,11 @@ from __future__ import annotations
 import dataclasses
 import operator
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore
@@ -28,12 +29,12 @@ from statebackend.operator_state import OperatorStateBackend
 from statebackend.runtime import Batch, Job, Task
 from statebackend.runtime.arrow_rows import rows_of
 from statebackend.runtime.batch_identity import BatchRecord
-from statebackend.runtime.batch_rows import late_rows
+from statebackend.runtime.batch_rows import check_null_keys, late_rows
 from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.execution import BatchTime, BatchTimes
 from statebackend.runtime.output import Result
 from statebackend.state import Duration, KeyedStateBackend, StateBackend, clocks, milliseconds
-from statebackend.types import is_not_a_time, of, row_class
+from statebackend.types import ROW, from_config, is_not_a_time, of, row_class
 
 
 class ManualClock:
@@ -91,6 +92,10 @@ def _milliseconds(value: int) -> int:
         ) from None
 
 
+class InjectedFault(Exception):
+    """The fault that `Harness.fail_after` asked for."""
+
+
 class Harness:
     """Runs a function as a job does: on copies of it, with its state, and with time that stands still within a batch.
 
@@ -98,12 +103,12 @@ class Harness:
     fresh copy of the function. Each returns the rows of the main output: as the function gave them or, with a
     ``schema``, as they come back from Arrow. `outputs` has those of all.
 
-    ``key`` names the column or columns of the key; `process_batch` needs it. The other options are those of
-    ``sb.spark.stateful``. If you pass no clock, it uses a `ManualClock`.
+    ``key`` names the column or columns of the key. The key has the type of the first batch, as Arrow infers it, unless
+    ``key_type`` gives another. The other options are those of ``sb.spark.stateful``. Default clock: a `ManualClock`.
 
     >>> from statebackend.functions import map_with_state
-    >>> with Harness(map_with_state(lambda row, n: (None, (n or 0) + row.n), int), str) as harness:
-    ...     harness.process_element("ann", {"n": 3})
+    >>> with Harness(map_with_state(lambda row, n: (None, (n or 0) + row.n), int), "user") as harness:
+    ...     harness.process_element({"user": "ann", "n": 3})
     ...     list(harness.keyed.keys("state"))
     []
     ['ann']
@@ -112,9 +117,9 @@ class Harness:
     def __init__(
         self,
         function: ProcessFunction,
-        key_type: Any,
+        key: str | Sequence[str],
         *,
-        key: str | Sequence[str] | None = None,
+        key_type: Any = None,
         schema: Any = None,
         backend: str | StateBackend = "heap",
         clock: Any = None,
@@ -125,10 +130,9 @@ class Harness:
         null_keys: Rule = "fail",
         errors: Rule = "fail",
     ) -> None:
-        self._has_key = key is not None
         self._job = Job(
             function,
-            key="key" if key is None else key,
+            key=key,
             schema=schema,
             backend=backend,
             max_parallelism=max_parallelism,
@@ -138,51 +142,94 @@ class Harness:
             null_keys=null_keys,
             errors=errors,
         )
-        self._key_type = of(key_type)
         #: The clock: set it, or advance it, between two steps.
         self.clock = ManualClock() if clock is None else clocks.checked_clock(clock)
         self._time = BatchTime(self._job, self.clock)
         self._batch_id = -1
-        self._task = Task(self._job, self._key_type)
+        self._is_inferred = key_type is None
+        #: None until the first batch tells the type of the key.
+        self._started = None if key_type is None else Task(self._job, of(key_type))
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._store: CheckpointStore | None = None
         self._checkpoint_id = -1
+        #: The point at which the next batch is to fail.
+        self._fails_after: str | None = None
+        self._is_replay = False
         #: The rows that the last batch gave to each output; those of the main one are what the call returned.
         self.outputs: dict[str, list[Any]] = {name: [] for name in self._job.outputs}
 
     def __repr__(self) -> str:
         name = type(self._job.function).__name__.strip("_")
-        return f"<Harness of {name}, key {self._key_type!r}, batch {self._batch_id}, {self._job.backend!r}>"
+        return f"<Harness of {name}, key {self._job.key!r}, batch {self._batch_id}, {self._job.backend!r}>"
+
+    @property
+    def _task(self) -> Task:
+        if self._started is None:
+            raise UsageError(
+                "the type of the key is unknown before the first batch with a key",
+                code="USAGE.HARNESS_KEY_TYPE",
+                hint="pass key_type=, for example Harness(..., key_type=str)",
+            )
+        return self._started
+
+    def _learn(self, types: Mapping[str, Any]) -> None:
+        """Let the first batch tell the type of the key. Another type later is an error."""
+        if any(pa.types.is_null(each) for each in types.values()):
+            return
+        kinds = {name: of(each) for name, each in types.items()}
+        told = kinds[self._job.key] if isinstance(self._job.key, str) else ROW(**kinds)
+        if self._started is None:
+            self._started = Task(self._job, told)
+        elif told != self._started.keyed.key_type:
+            raise UsageError(
+                f"the key is of type {told!r}; expected {self._started.keyed.key_type!r}, as in the first batch",
+                code="USAGE.HARNESS_KEY_TYPE",
+                detail=f"column {self._job.key!r}",
+                hint="give all keys one type, or pass key_type=",
+            )
 
     # --- steps ---
 
-    def process_element(self, key: Any, row: Any) -> list[Any]:
-        """Run the function over one row of a key. The row is a dict, or a tuple, which is passed on as it is.
+    def process_element(self, row: Any) -> list[Any]:
+        """Run the function over one row with names: a dict, a named tuple, a dataclass or a Spark row.
 
-        In a job with event time, the time of a row is its value of that name; a plain tuple has none.
+        The key is in the row and, in a job with event time, its time. A row without its time has a null.
 
         >>> from statebackend.functions import map_with_state
-        >>> with Harness(map_with_state(lambda row, n: ((row.n,), None), int), str) as harness:
-        ...     harness.process_element("ann", {"n": 3})
+        >>> with Harness(map_with_state(lambda row, n: ((row.n,), None), int), key="user") as harness:
+        ...     harness.process_element({"user": "ann", "n": 3})
         [(3,)]
         """
-        if self._job.is_batch:
+        job, named = self._job, _as_dict(row, 0)
+        if job.is_batch:
             raise UsageError("a BatchProcessFunction takes batches", hint="call process_batch")
-        if isinstance(row, dict):
-            row = row_class(tuple(row))(*row.values())
-        begun, event_time, pairs = self._time.begin(), self._job.event_time, [(key, row)]
-        if event_time is None:
-            return self._run(pairs, begun, None)
-        time = getattr(row, event_time.column, None)
-        times = RowTimes.of_one(
-            event_time, time, watermark=begun.watermark, clock=begun.clock, idle=begun.idle
-        )
-        if times.is_on_time[0] or event_time.late == "keep":
-            return self._run(pairs, begun, times)
-        if event_time.late == "fail":
+        for name in job.columns:
+            job.check_column(name, list(named))
+        if self._replays():
+            return self._main_output
+        if self._is_inferred:
+            self._learn({name: _as_column([named[name]], name).type for name in job.columns})
+        key = named[job.key] if isinstance(job.key, str) else tuple(named[name] for name in job.columns)
+        row = row_class(tuple(named))(*named.values())
+        begun, event_time, times = self._time.begin(), job.event_time, None
+        late = "keep" if event_time is None else event_time.late
+        if event_time is not None:
+            time = named.get(event_time.column)
+            times = RowTimes.of_one(
+                event_time, time, watermark=begun.watermark, clock=begun.clock, idle=begun.idle
+            )
+        if key is None:
+            check_null_keys(job, 1, 1)
+            output = job.null_key_output
+        elif times is None or times.is_on_time[0] or late == "keep":
+            return self._run([(key, row)], begun, times)
+        elif late == "fail":
             raise late_rows(times.num_late, times.num_ahead)
-        late = [] if self._job.late_output is None else [row]
-        return self._run([], begun, times.take(times.is_on_time), late)
+        else:
+            output = job.late_output
+        if times is not None:
+            times = times.take(np.zeros(1, dtype=np.bool_))
+        return self._run([], begun, times, [] if output is None else [(output, row)])
 
     def process_batch(self, rows: Any) -> list[Any]:
         """Run the function over a batch: an Arrow table or record batch, or a list of rows with names.
@@ -190,37 +237,37 @@ class Harness:
         These are dicts, named tuples, dataclasses or Spark rows. What a row has no name for is null.
 
         >>> from statebackend.functions import map_with_state
-        >>> with Harness(map_with_state(lambda row, n: ((row.n,), None), int), str, key="user") as harness:
+        >>> with Harness(map_with_state(lambda row, n: ((row.n,), None), int), key="user") as harness:
         ...     harness.process_batch(pa.table({"user": ["ann"], "n": [3]}))
         [(3,)]
         """
-        if not self._has_key:
-            raise UsageError(
-                "a batch needs to know its key", hint="name the column: Harness(..., key='user')"
-            )
+        if self._replays():
+            return self._main_output
         if isinstance(rows, pa.RecordBatch):
             rows = pa.Table.from_batches([rows])
         elif not isinstance(rows, pa.Table):
             rows = _as_table([_as_dict(row, at) for at, row in enumerate(rows)])
         begun = self._time.begin()
         batch = Batch(self._job, rows, watermark=begun.watermark, clock=begun.clock, idle=begun.idle)
+        if self._is_inferred:
+            self._learn({name: rows.column(name).type for name in self._job.columns})
         given = self._task.run(self._batch_id + 1, batch, begun.now)
         return self._results(given, begun, batch.times)
 
-    def advance_time(self, to: int) -> list[Any]:
-        """Advance time to ``to`` milliseconds, without rows: timers that are due fire. Never goes back.
+    def advance_processing_time(self, to: int) -> list[Any]:
+        """Advance the clock to ``to`` milliseconds, without rows: timers that are due fire.
 
-        In a job with event time, the watermark goes there, too.
+        The watermark stays. Never goes back.
 
         >>> from statebackend.functions import map_with_state
-        >>> with Harness(map_with_state(lambda row, n: ((row.n,), None), int), str) as harness:
-        ...     harness.advance_time(60_000)
+        >>> with Harness(map_with_state(lambda row, n: ((row.n,), None), int), key="user") as harness:
+        ...     harness.advance_processing_time(60_000)
         []
         """
         if isinstance(self.clock, ManualClock):
             self.clock.set(max(to, self.clock.now()))
         now, watermark, _ = self._time.committed
-        return self._passed(max(to, now or 0), to if watermark is None else max(to, watermark))
+        return self._passed(max(to, now or 0), watermark)
 
     def advance_watermark(self, to: int) -> list[Any]:
         """Advance the watermark to ``to`` milliseconds, as rows of other keys would: timers that are due fire.
@@ -229,7 +276,7 @@ class Harness:
 
         >>> from statebackend.functions import map_with_state
         >>> function = map_with_state(lambda row, n: ((row.n,), None), int)
-        >>> with Harness(function, int, event_time="at") as harness:
+        >>> with Harness(function, key="user", event_time="at") as harness:
         ...     harness.advance_watermark(60_000)
         ...     harness.watermark
         []
@@ -243,11 +290,14 @@ class Harness:
         watermark = self._time.committed.watermark
         return self._passed(self._time.begin().now, to if watermark is None else max(to, watermark))
 
-    def _passed(self, now: int, watermark: int) -> list[Any]:
+    def _passed(self, now: int, watermark: int | None) -> list[Any]:
         times, before = None, self._time.committed.watermark
         if self._job.event_time is not None:
             times = RowTimes.of_none(before, watermark)
-        return self._run([], BatchTimes(now, now, before), times)
+        begun = BatchTimes(now, now, before)
+        if self._started is not None:
+            return self._run([], begun, times)
+        return self._results({name: [] for name in self._job.outputs}, begun, times)
 
     @property
     def watermark(self) -> int | None:
@@ -258,13 +308,16 @@ class Harness:
 
     def snapshot(self) -> Checkpoint:
         """Take a checkpoint of all state, as a job would write it, and return it for `restore`."""
+        task = self._task
         if self._store is None:
             self._folder = tempfile.TemporaryDirectory(prefix="statebackend-harness-")
             # Every checkpoint stays as long as the harness does.
             self._store = CheckpointStore(self._folder.name, retain=1_000_000)
-            self._store.open_for_writing(key_type=self._key_type, max_parallelism=self._job.max_parallelism)
+            self._store.open_for_writing(
+                key_type=task.keyed.key_type, max_parallelism=self._job.max_parallelism
+            )
         self._checkpoint_id += 1
-        pending = self._task.snapshot(self._checkpoint_id, self._store)
+        pending = task.snapshot(self._checkpoint_id, self._store)
         now, watermark, rows_at = self._time.committed
         told_by = "clock" if self._job.event_time is None else "rows"
         return self._store.commit(
@@ -277,27 +330,80 @@ class Harness:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint, with a fresh copy of the function and nothing else from memory."""
-        self._task.close()
+        if self._started is None and checkpoint.metadata.key_type is not None:
+            key_type = from_config(checkpoint.metadata.key_type)
+        else:
+            key_type = self._task.keyed.key_type
+            self._task.close()
+        self._is_replay = False
         self._time.begin_with(checkpoint)
-        self._task = Task(self._job, self._key_type, restore=checkpoint, restored_id=checkpoint.id)
+        self._started = Task(self._job, key_type, restore=checkpoint, restored_id=checkpoint.id)
 
     def restart(self) -> None:
         """Stop and start the job: `snapshot`, then `restore` from it."""
+        is_replay = self._is_replay
         self.restore(self.snapshot())
+        self._is_replay = is_replay
+
+    # --- faults ---
+
+    def fail_after(self, point: str) -> None:
+        """Let the next batch raise `InjectedFault` after ``"function"`` or after ``"commit"``.
+
+        After ``"function"``, nothing is committed and state is as before. After ``"commit"``, the batch stands. The
+        next call of ``process_...`` is then its replay: it returns the committed rows, and no function runs.
+
+        >>> from statebackend.functions import map_with_state
+        >>> with Harness(map_with_state(lambda row, n: ((n or 0) + 1,) * 2, int), key="user") as harness:
+        ...     for point in ("function", "commit"):
+        ...         harness.fail_after(point)
+        ...         try:
+        ...             harness.process_element({"user": "ann"})
+        ...         except InjectedFault as fault:
+        ...             print(fault)
+        ...     harness.process_element({"user": "ann"}), harness.process_element({"user": "ann"})
+        the batch fails after the function, as asked for
+        the batch fails after the commit, as asked for
+        ([1], [2])
+        """
+        if point not in ("function", "commit"):
+            raise UsageError(f"unknown point {point!r}; expected 'function' or 'commit'")
+        self._fails_after = point
+
+    def _replays(self) -> bool:
+        is_replay, self._is_replay = self._is_replay, False
+        return is_replay
+
+    def _fail(self, point: str) -> None:
+        if self._fails_after == point:
+            self._fails_after, self._is_replay = None, point == "commit"
+            self._task.undo()  # after the commit, this only discards the copy of the function
+            raise InjectedFault(f"the batch fails after the {point}, as asked for")
 
     def _run(
-        self, pairs: list[Any], begun: BatchTimes, times: RowTimes | None, late: Sequence[object] = ()
+        self,
+        pairs: list[Any],
+        begun: BatchTimes,
+        times: RowTimes | None,
+        aside: Sequence[tuple[str, object]] = (),
     ) -> list[Any]:
-        given = self._task.run_pairs(self._batch_id + 1, pairs, begun.now, times, late)
+        given = self._task.run_pairs(self._batch_id + 1, pairs, begun.now, times, aside)
         return self._results(given, begun, times)
 
     def _results(self, given: Result, begun: BatchTimes, times: RowTimes | None) -> list[Any]:
+        self._fail("function")
         self._time.committed = self._time.after(begun, times)
         self._batch_id += 1
-        self._task.committed(self._batch_id)
+        if self._started is not None:
+            self._started.committed(self._batch_id)
         self.outputs = {
             name: list(rows_of(rows)) if isinstance(rows, pa.Table) else rows for name, rows in given.items()
         }
+        self._fail("commit")
+        return self._main_output
+
+    @property
+    def _main_output(self) -> list[Any]:
         return next(iter(self.outputs.values()))
 
     # --- looking inside ---
@@ -322,7 +428,8 @@ class Harness:
 
     def close(self) -> None:
         """Close the function and drop its state. Idempotent."""
-        self._task.close()
+        if self._started is not None:
+            self._started.close()
         if self._store is not None and self._folder is not None:
             self._store.close()
             self._folder.cleanup()

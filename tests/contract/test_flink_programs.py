@@ -15,11 +15,11 @@ pytestmark = pytest.mark.checked
 
 
 def average_of(harness: Harness, rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [out for row in rows for out in harness.process_element(row[0], row)]
+    return [out for key, value in rows for out in harness.process_element({"key": key, "value": value})]
 
 
 def test_count_window_average(backend: sb.StateBackend) -> None:
-    with Harness(CountWindowAverage(), "bigint", backend=backend) as harness:
+    with Harness(CountWindowAverage(), key="key", backend=backend) as harness:
         assert average_of(harness, ROWS) == [(1, 4), (1, 5)]
         assert list(harness.keyed.keys("average")) == [1]
         assert average_of(harness, [(2, 10), (1, 4), (2, 20)]) == [(1, 3), (2, 15)]

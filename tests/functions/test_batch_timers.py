@@ -33,9 +33,9 @@ class Chained(sb.BatchProcessFunction):
 
 
 def test_timers_that_timers_register_fire_in_the_same_batch() -> None:
-    with Harness(Chained(), int, key="user", schema=SCHEMA) as harness:
+    with Harness(Chained(), key="user", schema=SCHEMA) as harness:
         harness.process_batch([{"user": 1, "at": 200}, {"user": 2, "at": 300}])
-        given = [tuple(row) for row in harness.advance_time(302)]
+        given = [tuple(row) for row in harness.advance_processing_time(302)]
         assert given == [
             (1, 200, 300),
             (2, 300, 400),
@@ -46,7 +46,7 @@ def test_timers_that_timers_register_fire_in_the_same_batch() -> None:
             (1, 203, 300),
         ]
         assert harness.keyed.timers.count("processing") == 1
-        assert [tuple(row) for row in harness.advance_time(303)] == [(2, 303, 400)]
+        assert [tuple(row) for row in harness.advance_processing_time(303)] == [(2, 303, 400)]
 
 
 def test_the_watermark_that_fires_them_is_told() -> None:
@@ -58,7 +58,7 @@ def test_the_watermark_that_fires_them_is_told() -> None:
             watermarks = pa.array([ctx.watermark] * len(keys), pa.int64())
             return pa.record_batch({"user": keys, "at": timestamps, "total": watermarks})
 
-    with Harness(Told(), int, key="user", schema=SCHEMA, event_time="at") as harness:
+    with Harness(Told(), key="user", schema=SCHEMA, event_time="at") as harness:
         assert harness.process_batch([{"user": 1, "n": 1, "at": 0}]) == []
         assert [tuple(row) for row in harness.process_batch([{"user": 2, "n": 1, "at": 500}])] == [
             (1, 100, 500)
@@ -84,7 +84,7 @@ def test_broadcast_rows_come_before_the_batch() -> None:
         {"user": user, "n": n, "is_rule": rule}
         for user, n, rule in ((1, 3, False), (0, 4, True), (2, 5, False))
     ]
-    with Harness(Rules(), int, key="user", schema=schema, broadcast_when="is_rule") as harness:
+    with Harness(Rules(), key="user", schema=schema, broadcast_when="is_rule") as harness:
         assert [tuple(row) for row in harness.process_batch(rows)] == [(2, 5)]
         assert [tuple(row) for row in harness.outputs["told"]] == [(4,)]
         rows = [{"user": 3, "n": 4, "is_rule": False}]
@@ -96,7 +96,7 @@ def test_methods_that_are_missing_are_named() -> None:
         def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
             ctx.timer_service().register_processing_time_timers(ctx.keys, batch["n"])
 
-    with Harness(Bare(), int, key="user", broadcast_when="b") as harness:
+    with Harness(Bare(), key="user", broadcast_when="b") as harness:
         with pytest.raises(NotImplementedError, match="Bare registers timers and has no on_timers"):
             harness.process_batch([{"user": 1, "n": 0, "b": False}])
         with pytest.raises(NotImplementedError, match="Bare has no process_broadcast"):
@@ -109,5 +109,5 @@ def test_event_timers_need_event_time() -> None:
         def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
             ctx.timer_service().register_event_time_timers(ctx.keys, batch["n"])
 
-    with Harness(Wrong(), int, key="user") as harness, pytest.raises(sb.UsageError, match="needs event time"):
+    with Harness(Wrong(), key="user") as harness, pytest.raises(sb.UsageError, match="needs event time"):
         harness.process_batch([{"user": 1, "n": 0}])

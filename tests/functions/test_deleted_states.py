@@ -48,7 +48,7 @@ def row(user: str, delete: str | None = None, fails: bool = False) -> dict[str, 
 @pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
 @pytest.mark.parametrize("name", list(DESCRIPTORS))
 def test_a_state_is_cleared_for_all_keys_and_namespaces(backend: str, name: str) -> None:
-    with Harness(Deleting(), str, key="user", backend=backend) as harness:
+    with Harness(Deleting(), key="user", backend=backend) as harness:
         harness.process_batch([row(user) for user in ("ann", "bob", "cid")])
         counts = {each: harness.keyed.num_entries(each) for each in DESCRIPTORS}
         assert counts == dict.fromkeys(DESCRIPTORS, 6)
@@ -73,7 +73,7 @@ def test_it_may_be_called_when_the_function_is_opened() -> None:
             opened.append(1)
 
     opened: list[int] = []
-    with Harness(Without(), str, key="user") as harness:
+    with Harness(Without(), key="user") as harness:
         harness.process_batch([row("ann"), row("bob")])
         assert harness.keyed.num_entries("list") == 4
         harness.restart()
@@ -83,7 +83,7 @@ def test_it_may_be_called_when_the_function_is_opened() -> None:
 
 
 def test_a_state_must_have_been_asked_for() -> None:
-    with Harness(Deleting(), str, key="user") as harness:
+    with Harness(Deleting(), key="user") as harness:
         with pytest.raises(sb.UsageError) as caught:
             harness.process_batch([row("ann", "nothing")])
         assert caught.value.code == "USAGE.NO_STATE"
@@ -115,7 +115,7 @@ def test_what_has_expired_goes_too(backend: str, characteristic: str) -> None:
         return [{"user": user, "do": do, "at": at} for user in users]
 
     options: dict[str, Any] = {"event_time": "at"} if characteristic == "event" else {}
-    with Harness(Marks(), str, key="user", backend=backend, **options) as harness:
+    with Harness(Marks(), key="user", backend=backend, **options) as harness:
         harness.process_batch(rows("put", "ann", "bob", at=1_000))
         harness.clock.advance(100)
         harness.process_batch(rows("delete", "zoe", at=1_100))

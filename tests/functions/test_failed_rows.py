@@ -92,7 +92,7 @@ def contents(harness: Harness) -> Any:
 @pytest.mark.parametrize("schema", [SCHEMAS, dict.fromkeys(SCHEMAS)], ids=["in Arrow", "as they are"])
 def test_rows_that_fail_leave_nothing_but_their_error(backend: str, schema: Any, rng: random.Random) -> None:
     def harness(**options: Any) -> Harness:
-        return Harness(Everything(), str, key="user", schema=schema, backend=backend, **options)
+        return Harness(Everything(), key="user", schema=schema, backend=backend, **options)
 
     with (
         harness(errors=sb.to_output("errors")) as routing,
@@ -124,14 +124,14 @@ def test_rows_that_fail_leave_nothing_but_their_error(backend: str, schema: Any,
 
 
 def test_a_row_of_a_harness_is_routed_alike() -> None:
-    with Harness(Everything(), str, key="user", schema=SCHEMAS, errors=sb.to_output("errors")) as harness:
+    with Harness(Everything(), key="user", schema=SCHEMAS, errors=sb.to_output("errors")) as harness:
         row = {"user": "ann", "n": 8, "fails": True, "odd": True}
-        assert harness.process_element("ann", row) == []
+        assert harness.process_element(row) == []
         assert [tuple(each) for each in harness.outputs["errors"]] == [
             (8, "ann", f"{__name__}.Trouble", None)
         ]
         assert harness.keyed.num_entries() == 0
-        harness.process_element("ann", {**row, "n": 3, "fails": False, "odd": False})
+        harness.process_element({**row, "n": 3, "fails": False, "odd": False})
         assert harness.outputs["errors"] == []
 
 
@@ -161,7 +161,7 @@ class Fails(sb.KeyedProcessFunction):
     ids=lambda error: type(error).__name__,
 )
 def test_what_is_not_the_fault_of_a_row_fails_the_batch(error: BaseException) -> None:
-    with Harness(Fails(error), str, key="user", schema=SCHEMAS, errors=sb.to_output("errors")) as harness:
+    with Harness(Fails(error), key="user", schema=SCHEMAS, errors=sb.to_output("errors")) as harness:
         with pytest.raises(type(error)):
             harness.process_batch([{"user": "a", "n": 0}, {"user": "a", "n": 1}])
         assert harness.keyed.num_entries() == 0
@@ -170,10 +170,10 @@ def test_what_is_not_the_fault_of_a_row_fails_the_batch(error: BaseException) ->
 
 def test_a_timer_that_fails_fails_the_batch() -> None:
     row = {"user": "ann", "n": 13_000, "fails": False, "odd": False}
-    with Harness(Everything(), str, key="user", schema=SCHEMAS, errors=sb.to_output("errors")) as harness:
+    with Harness(Everything(), key="user", schema=SCHEMAS, errors=sb.to_output("errors")) as harness:
         harness.process_batch([row])
         with pytest.raises(Trouble):
-            harness.advance_time(20_000)
+            harness.advance_processing_time(20_000)
         assert harness.keyed.timers.count("processing") == 1
 
 
@@ -191,7 +191,7 @@ def test_what_routing_needs_is_checked_at_once() -> None:
         with pytest.raises(sb.UsageError):
             Job(function, key="user", schema=schema, errors=option)
     schema = {**SCHEMAS, "errors": "n bigint, missing string, error_class string"}
-    with Harness(Everything(), str, key="user", schema=schema, errors=sb.to_output("errors")) as harness:
+    with Harness(Everything(), key="user", schema=schema, errors=sb.to_output("errors")) as harness:
         with pytest.raises(sb.UsageError) as caught:
             harness.process_batch([{"user": "ann", "n": 1, "fails": False}])
         assert caught.value.code == "USAGE.NO_COLUMN"
@@ -204,7 +204,7 @@ def test_rows_that_have_a_column_of_the_output_are_refused_at_once() -> None:
 
     schemas = {"main": "user string", "errors": "user string, error_class string, error_code string"}
     with (
-        Harness(Echo(), str, key="user", schema=schemas, errors=sb.to_output("errors")) as harness,
+        Harness(Echo(), key="user", schema=schemas, errors=sb.to_output("errors")) as harness,
         pytest.raises(sb.UsageError, match="the output of errors adds"),
     ):
         harness.process_batch(pa.table({"user": ["ann"], "error_class": ["ValueError"]}))

@@ -46,7 +46,7 @@ def rows(*times: int | None, user: str = "ann") -> pa.Table:
 def test_rows_that_are_not_on_time_go_to_their_output(function: Any, schema: Any) -> None:
     clock = ManualClock(1000)
     event_time = replace(ROUTED, timers="after_batch")
-    with Harness(function, str, key="user", schema=schema, event_time=event_time, clock=clock) as harness:
+    with Harness(function, key="user", schema=schema, event_time=event_time, clock=clock) as harness:
         first = [tuple(row)[:2] for row in harness.process_batch(rows(100, None, 3))]
         assert first == [("ann", 100), ("ann", None), ("ann", 3)]
         assert harness.outputs["late"] == []
@@ -60,19 +60,19 @@ def test_rows_that_are_not_on_time_go_to_their_output(function: Any, schema: Any
 
 
 def test_a_function_may_give_rows_to_that_output_too() -> None:
-    with Harness(Passed(), str, key="user", schema=SCHEMAS, event_time=LATE) as harness:
+    with Harness(Passed(), key="user", schema=SCHEMAS, event_time=LATE) as harness:
         harness.process_batch(rows(5))
         harness.process_batch(rows(7, 1))
         assert sorted(harness.outputs["late"]) == [(1, "ann"), (7, "by the function")]
 
 
 def test_a_row_of_a_harness_is_routed_alike() -> None:
-    with Harness(Passed(), str, schema=SCHEMAS, event_time=LATE) as harness:
-        assert harness.process_element("ann", {"user": "ann", "at": 50}) == [("ann", 50)]
-        assert harness.process_element("ann", {"user": "ann", "at": 40}) == []
+    with Harness(Passed(), key="user", schema=SCHEMAS, event_time=LATE) as harness:
+        assert harness.process_element({"user": "ann", "at": 50}) == [("ann", 50)]
+        assert harness.process_element({"user": "ann", "at": 40}) == []
         assert harness.outputs["late"] == [(40, "ann")]
         assert list(harness.keyed.keys("n")) == ["ann"]
-        assert harness.process_element("ann", {"user": "ann", "at": 60}) == [("ann", 60)]
+        assert harness.process_element({"user": "ann", "at": 60}) == [("ann", 60)]
 
 
 def test_a_late_row_changes_no_state_and_a_failed_batch_gives_none() -> None:
@@ -82,7 +82,7 @@ def test_a_late_row_changes_no_state_and_a_failed_batch_gives_none() -> None:
                 raise ValueError("as told")
             return super().process_element(row, ctx)
 
-    with Harness(Flaky(), str, key="user", schema=SCHEMAS, event_time=LATE) as harness:
+    with Harness(Flaky(), key="user", schema=SCHEMAS, event_time=LATE) as harness:
         harness.process_batch(rows(100))
         mixed = pa.concat_tables([rows(1), rows(200, user="mallory")])
         with pytest.raises(ValueError, match="as told"):
@@ -100,12 +100,12 @@ def test_the_output_must_be_there_and_have_columns_of_the_rows() -> None:
         with pytest.raises(sb.UsageError, match=r"late is not a rule.*'fail' or sb.to_output"):
             sb.EventTime("at", late=late)  # type: ignore[arg-type]
     schema = {**SCHEMAS, "late": "at bigint, missing string"}
-    with Harness(Passed(), str, key="user", schema=schema, event_time=ROUTED) as harness:
+    with Harness(Passed(), key="user", schema=schema, event_time=ROUTED) as harness:
         with pytest.raises(sb.UsageError) as caught:
             harness.process_batch(rows(1))
         assert caught.value.code == "USAGE.NO_COLUMN"
     schema = {**SCHEMAS, "late": "at string"}
-    with Harness(Passed(), str, key="user", schema=schema, event_time=ROUTED) as harness:
+    with Harness(Passed(), key="user", schema=schema, event_time=ROUTED) as harness:
         harness.process_batch(rows(100))
         with pytest.raises(sb.SerializationTypeError, match="another type"):
             harness.process_batch(rows(1))

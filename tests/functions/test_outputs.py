@@ -45,7 +45,7 @@ def rows(*numbers: int, user: str = "ann") -> list[dict[str, Any]]:
 
 
 def test_rows_go_to_the_outputs_that_are_named() -> None:
-    with Harness(Sums(), str, key="user", schema=SCHEMAS, broadcast_when="is_broadcast") as harness:
+    with Harness(Sums(), key="user", schema=SCHEMAS, broadcast_when="is_broadcast") as harness:
         told = {"user": "x", "n": 5, "is_broadcast": True}
         assert harness.process_batch([*rows(7, 100), told]) == [("ann", 7), ("ann", 107)]
         assert harness.outputs == {
@@ -53,12 +53,12 @@ def test_rows_go_to_the_outputs_that_are_named() -> None:
             "large": [("all", 5), ("ann", 100)],
             "timers": [],
         }
-        assert harness.advance_time(50) == []
+        assert harness.advance_processing_time(50) == []
         assert harness.outputs == {"sums": [], "large": [], "timers": [(7,)]}
 
 
 def test_rows_of_a_failed_batch_are_in_no_output() -> None:
-    with Harness(Sums(), str, key="user", schema=SCHEMAS) as harness:
+    with Harness(Sums(), key="user", schema=SCHEMAS) as harness:
         with pytest.raises(ValueError, match="negative"):
             harness.process_batch(rows(100, -1))
         assert harness.process_batch(rows(200)) == [("ann", 200)]
@@ -72,13 +72,13 @@ def test_the_main_output_takes_rows_by_its_name_too_in_the_order_they_are_given(
                 ctx.output("sums", (row.user, 2 * n))
                 yield row.user, 2 * n + 1
 
-    with Harness(Both(), str, key="user", schema=SCHEMAS) as harness:
+    with Harness(Both(), key="user", schema=SCHEMAS) as harness:
         assert [n for _, n in harness.process_batch(rows(40_000))] == list(range(80_000))
 
 
 def test_without_a_schema_rows_stay_as_they_are() -> None:
-    with Harness(Sums(), str, key="user", schema=dict.fromkeys(SCHEMAS)) as harness:
-        harness.process_element("ann", {"user": "ann", "n": 100})
+    with Harness(Sums(), key="user", schema=dict.fromkeys(SCHEMAS)) as harness:
+        harness.process_element({"user": "ann", "n": 100})
         assert harness.outputs["large"] == [{"n": 100, "user": "ann"}]
 
 
@@ -97,7 +97,7 @@ BATCH = pa.table({"user": ["ann", "bob", "cid"], "n": [1, 200, 3]})
 
 
 def split(give: Any, schema: Any = None) -> Harness:
-    return Harness(Split(give), str, key="user", schema=SCHEMAS if schema is None else schema)
+    return Harness(Split(give), key="user", schema=SCHEMAS if schema is None else schema)
 
 
 @pytest.mark.parametrize("schema", [None, dict.fromkeys(SCHEMAS)], ids=["in Arrow", "as they are"])
@@ -123,7 +123,7 @@ def test_an_output_that_the_schema_does_not_name_fails_the_batch() -> None:
             ctx.output("lat", row)
 
     for schema in (SCHEMAS, "user string, n bigint", None):
-        with Harness(Unknown(), str, key="user", schema=schema) as harness:
+        with Harness(Unknown(), key="user", schema=schema) as harness:
             with pytest.raises(sb.UsageError) as caught:
                 harness.process_batch(rows(1))
             assert caught.value.code == "USAGE.NO_OUTPUT"
@@ -138,7 +138,7 @@ def test_a_row_that_does_not_fit_names_its_output() -> None:
         def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
             ctx.output("large", (row.user, "many"))
 
-    with Harness(Wrong(), str, key="user", schema=SCHEMAS) as harness:
+    with Harness(Wrong(), key="user", schema=SCHEMAS) as harness:
         with pytest.raises(sb.SerializationError) as caught:
             harness.process_batch(rows(1))
         assert caught.value.detail == "output 'large', output column 'n', position 0"
@@ -157,7 +157,7 @@ def test_rows_are_given_out_while_a_batch_runs_only() -> None:
             raise AssertionError("never opened")
 
     with (
-        Harness(Early(), str, key="user", schema=SCHEMAS) as harness,
+        Harness(Early(), key="user", schema=SCHEMAS) as harness,
         pytest.raises(sb.UsageError, match="while a batch"),
     ):
         harness.process_batch(rows(1))

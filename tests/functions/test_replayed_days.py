@@ -44,7 +44,7 @@ class Replay:
 
 def replay(function: Any, batches: list[list[Event]], timers: str, backend: str, restarts: int = 0) -> Replay:
     event_time = sb.EventTime("at", watermark_delay=DELAY, timers=timers)
-    with Harness(function, str, key="user", schema=SCHEMA, event_time=event_time, backend=backend) as harness:
+    with Harness(function, key="user", schema=SCHEMA, event_time=event_time, backend=backend) as harness:
         rows = []
         for number, batch in enumerate(batches):
             rows += harness.process_batch(table_of(batch))

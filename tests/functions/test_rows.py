@@ -218,7 +218,7 @@ def test_each_key_comes_once_with_its_rows_in_order(
     backend: str, name: str, rng: random.Random, either_way: int | None
 ) -> None:
     arrow, samples = KEYS[name]
-    with Harness(Gathered(), name, key="k", backend=backend) as harness:
+    with Harness(Gathered(), key="k", backend=backend, key_type=name) as harness:
         counts: dict[str, int] = {}
         for _ in range(3):
             keys = rng.choices(samples, k=30)
@@ -240,23 +240,21 @@ def test_composite_keys_order_broadcast_rows_and_timers(either_way: int | None) 
         {"a": a, "b": b, "n": n, "all": to_all}
         for a, b, n, to_all in ((1, "x", 9, False), (2, "x", 5, False), (1, "x", 3, False), (1, "y", 7, True))
     ]
-    with Harness(
-        Gathered(), "struct<a:bigint,b:string>", key=["a", "b"], order_by="n", broadcast_when="all"
-    ) as harness:
+    with Harness(Gathered(), key=["a", "b"], order_by="n", broadcast_when="all") as harness:
         given = harness.process_batch(rows)
         assert [(key and tuple(key), numbers, n) for key, numbers, n in given] == [
             (None, [7], -1),
             ((1, "x"), [3, 9], 2),
             ((2, "x"), [5], 1),
         ]
-        assert sorted(tuple(key) for key, _, _ in harness.advance_time(10)) == [(1, "x"), (2, "x")]
-        given = harness.process_element((1, "x"), {"n": 1})
+        assert sorted(tuple(key) for key, _, _ in harness.advance_processing_time(10)) == [(1, "x"), (2, "x")]
+        given = harness.process_element({"a": 1, "b": "x", "n": 1})
         assert [(tuple(key), *rest) for key, *rest in given] == [((1, "x"), [1], 3)]
 
 
 def test_no_rows_no_call_and_many_rows_in_pieces() -> None:
     schema = "k bigint, n array<bigint>, total bigint"
-    with Harness(Gathered(), int, key="k", schema=schema) as harness:
+    with Harness(Gathered(), key="k", schema=schema) as harness:
         assert (
             harness.process_batch(pa.table({"k": pa.array([], pa.int64()), "n": pa.array([], pa.int64())}))
             == []
@@ -272,7 +270,7 @@ def test_a_key_that_fails_fails_the_batch() -> None:
             if key == 2:
                 raise ValueError("as told")
 
-    with Harness(Fails(), int, key="k") as harness:
+    with Harness(Fails(), key="k") as harness:
         with pytest.raises(ValueError, match="as told"):
             harness.process_batch([{"k": 1, "n": 1}, {"k": 2, "n": 1}])
         assert harness.keyed.num_entries() == 0
@@ -285,7 +283,7 @@ def test_options_for_single_rows_are_refused() -> None:
         {"event_time": sb.EventTime("at", timers="between_rows")},
     ):
         with pytest.raises(sb.UsageError, match="KeyedProcessFunction"):
-            Harness(Gathered(), int, key="k", **options)
+            Harness(Gathered(), key="k", **options)
 
 
 def test_state_in_event_time_goes_by_the_watermark_after_the_batch() -> None:
@@ -302,7 +300,7 @@ def test_state_in_event_time_goes_by_the_watermark_after_the_batch() -> None:
             self.n.add(len(rows))
             yield key, self.n.get(), ctx.watermark
 
-    with Harness(Expiring(), int, key="k", event_time="at") as harness:
+    with Harness(Expiring(), key="k", event_time="at") as harness:
         assert harness.process_batch([{"k": 1, "at": 5}, {"k": 1, "at": 2}]) == [(1, 2, None)]
         assert harness.process_batch([{"k": 1, "at": 14}]) == [(1, 3, 5)]
         assert harness.process_batch([{"k": 1, "at": 24}]) == [(1, 1, 14)]

@@ -118,7 +118,7 @@ def test_columns_may_have_any_name() -> None:
         lambda row: dict(zip(reversed(names), reversed(row), strict=True)),
         lambda row: tuple(row),
     ):
-        with Harness(Echo(make), int, key=["a b", "x.y"][0], schema=schema, order_by="x.y") as harness:
+        with Harness(Echo(make), key=["a b", "x.y"][0], schema=schema, order_by="x.y") as harness:
             assert [tuple(each) for each in harness.process_batch([row])] == [(0, 1, 2, 3, 4)]
 
 
@@ -127,7 +127,7 @@ def test_rows_of_spark_go_in_and_come_out() -> None:
     from pyspark.sql import Row as SparkRow
 
     make = Echo(lambda row: SparkRow(total=row.n, user=row.user))
-    with Harness(make, str, key="user", schema="user string, total bigint") as harness:
+    with Harness(make, key="user", schema="user string, total bigint") as harness:
         assert [tuple(each) for each in harness.process_batch([SparkRow(n=1, user="ann")])] == [("ann", 1)]
         with pytest.raises(sb.UsageError, match="no names"):
             harness.process_batch([SparkRow("ann", 1)])
@@ -139,7 +139,7 @@ def test_what_a_function_with_state_gives_is_checked(make: Any, given: Any) -> N
     def wrong(row: Any, state: Any) -> Any:
         return given
 
-    with Harness(make(wrong, int), str, key="user") as harness:
+    with Harness(make(wrong, int), key="user") as harness:
         with pytest.raises(SerializationTypeError, match="what goes out and the new state") as caught:
             harness.process_batch([{"user": "ann"}])
         assert caught.value.code == "SERIALIZATION.OUTPUT"
@@ -151,7 +151,7 @@ def test_the_rows_of_a_flat_map_are_several(rows: Any) -> None:
     def single(row: Any, state: Any) -> Any:
         return rows, 1
 
-    with Harness(sb.flat_map_with_state(single, int), str, key="user") as harness:
+    with Harness(sb.flat_map_with_state(single, int), key="user") as harness:
         with pytest.raises(SerializationTypeError, match="for the rows that go out"):
             harness.process_batch([{"user": "ann"}])
         assert harness.keyed.num_entries() == 0
@@ -194,7 +194,7 @@ def test_tables_with_times_of_numpy_make_rows() -> None:
     table = pa.table(
         {"user": ["ann"], "at": np.array(["2024-02-29T12:00:00.000005"], dtype="datetime64[us]")}
     )
-    with Harness(Echo(tuple), str, key="user", schema="user string, at timestamp_ntz") as harness:
+    with Harness(Echo(tuple), key="user", schema="user string, at timestamp_ntz") as harness:
         assert [tuple(row) for row in harness.process_batch(table)] == [("ann", AT.replace(tzinfo=None))]
 
 
@@ -212,17 +212,17 @@ def test_a_harness_takes_rows_with_names_in_any_form() -> None:
         [Click("ann", 1)],
         [row_class(("user", "n"))("ann", 1)],
     ):
-        with Harness(Echo(lambda row: (row.user, row.n)), str, key="user") as harness:
+        with Harness(Echo(lambda row: (row.user, row.n)), key="user") as harness:
             assert harness.process_batch(rows) == [("ann", 1)]
-    with Harness(Echo(tuple), str, key="user") as harness:
+    with Harness(Echo(tuple), key="user") as harness:
         with pytest.raises(sb.UsageError, match="row 1 of the batch is a tuple, which has no names"):
             harness.process_batch([{"user": "ann"}, ("ann",)])
-        with Harness(Echo(tuple), str, key="a b") as spaced:
+        with Harness(Echo(tuple), key="a b") as spaced:
             assert spaced.process_batch([row_class(("a b", "class"))("ann", 1)]) == [("ann", 1)]
 
 
 def test_a_harness_knows_all_names_of_its_rows() -> None:
-    with Harness(Echo(lambda row: (row.user, row.n, row.name)), str, key="user") as harness:
+    with Harness(Echo(lambda row: (row.user, row.n, row.name)), key="user") as harness:
         rows = harness.process_batch([{"user": "ann", "n": 1}, {"name": "Bob", "user": "bob"}])
         assert rows == [("ann", 1, None), ("bob", None, "Bob")]
         with pytest.raises(sb.UsageError, match="of several types.*column 'n'"):
@@ -244,9 +244,9 @@ def test_a_harness_takes_times_of_numpy_and_pandas_by_row_and_by_batch() -> None
         (np.int64(1500), 1500),
     ):
         for is_batch in (False, True):
-            with Harness(Times(), str, key="user", event_time="at") as harness:
+            with Harness(Times(), key="user", event_time="at") as harness:
                 row = {"user": "ann", "at": at}
-                found = harness.process_batch([row]) if is_batch else harness.process_element("ann", row)
+                found = harness.process_batch([row]) if is_batch else harness.process_element(row)
                 assert (found, harness.watermark) == ([(wanted,)], wanted)
 
 
@@ -256,8 +256,8 @@ def test_what_a_user_meets_says_what_it_is(backend: str) -> None:
         seen = keyed.get_map_state(sb.MapStateDescriptor("seen", str, int))
         assert repr(seen).endswith("MapState 'seen', MAP(STRING, LONG)>")
         assert repr(keyed.timers).endswith("of STRING, KeyGroupRange(0, 127), 1 states>>")
-    with Harness(Echo(tuple), str, key="user", backend=backend) as harness:
-        assert repr(harness).startswith("<Harness of Echo, key STRING, batch -1, ")
+    with Harness(Echo(tuple), key="user", key_type=str, backend=backend) as harness:
+        assert repr(harness).startswith("<Harness of Echo, key 'user', batch -1, ")
         ctx = FunctionContext(harness.keyed, sb.OperatorStateBackend(), Metrics())
     ctx.metrics.counter("late").inc(1000)
     assert repr(ctx) == "<FunctionContext of batch 0, states: none>"
@@ -297,7 +297,7 @@ def test_rows_are_read_by_attribute_position_and_name() -> None:
     def read(row: Any) -> Any:
         return row["a b"], row["nest"]["x.y"]
 
-    with Harness(Echo(read), int, key="a b") as harness:
+    with Harness(Echo(read), key="a b") as harness:
         assert harness.process_batch([{"a b": 1, "nest": {"x.y": 7}}]) == [(1, 7)]
 
 
@@ -327,15 +327,15 @@ class BatchAsksForTime(sb.BatchProcessFunction):
 @pytest.mark.parametrize("function", [AsksForTime, KeyRowsAskForTime, BatchAsksForTime])
 def test_timestamp_names_event_time_in_a_job_without_it(function: Any) -> None:
     calls = [(0, False), (1, False), (0, True)] if function is AsksForTime else [(0, False)] * 2
-    with Harness(function(), int, key="user", broadcast_when="all") as harness:
+    with Harness(function(), key="user", broadcast_when="all") as harness:
         for n, is_broadcast in calls:  # in a row, a timer and a broadcast row
             with pytest.raises(sb.UsageError, match="ctx.timestamp needs event time.*event_time=") as caught:
                 harness.process_batch([{"user": 1, "n": n, "all": is_broadcast}])
             assert caught.value.code == "USAGE.NO_EVENT_TIME"
-    with Harness(AsksForTime(), int) as harness, pytest.raises(sb.UsageError, match="event_time="):
-        harness.process_element(1, {"n": 0})
+    with Harness(AsksForTime(), key="id") as harness, pytest.raises(sb.UsageError, match="event_time="):
+        harness.process_element({"id": 1, "n": 0})
 
 
 def test_timestamp_is_none_for_a_null_event_time() -> None:
-    with Harness(AsksForTime(), int, key="user", event_time="at") as harness:
+    with Harness(AsksForTime(), key="user", event_time="at") as harness:
         assert harness.process_batch([{"user": 1, "at": at, "n": 0} for at in (None, 5)]) == [(None,), (5,)]

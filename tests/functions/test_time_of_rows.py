@@ -41,7 +41,6 @@ def test_a_batch_has_the_clocks_time_and_the_watermark_before_it(backend: str) -
     clock = ManualClock(7_000_000)
     with Harness(
         Looking(),
-        int,
         key="k",
         event_time=sb.EventTime("at", watermark_delay=10, timers="after_batch"),
         clock=clock,
@@ -61,8 +60,8 @@ def test_a_batch_has_the_clocks_time_and_the_watermark_before_it(backend: str) -
         harness.restart()
         clock.set(5)
         assert harness.process_batch(rows((1, -10))) == [(-10, 50, 8_000_000)]
-        assert harness.process_element(1, {"at": 75}) == [(75, 50, 8_000_000)]
-        assert harness.process_element(1, (1, 90)) == [(None, 65, 8_000_000)]
+        assert harness.process_element({"k": 1, "at": 75}) == [(75, 50, 8_000_000)]
+        assert harness.process_element({"k": 1}) == [(None, 65, 8_000_000)]
 
 
 def test_times_are_timestamps_or_milliseconds(backend: str) -> None:
@@ -73,22 +72,22 @@ def test_times_are_timestamps_or_milliseconds(backend: str) -> None:
         (pa.array([1_700_000_000_123_999_999], pa.timestamp("ns", "Europe/Berlin")), 1_700_000_000_123),
         (pa.array([-1], pa.timestamp("us")), -1),
     ):
-        with Harness(Looking(), int, key="k", event_time="at", backend=backend) as harness:
+        with Harness(Looking(), key="k", event_time="at", backend=backend) as harness:
             assert harness.process_batch(pa.table({"k": [1], "at": at}))[0][0] == milliseconds
             assert harness.watermark == milliseconds
 
 
 def test_columns_that_tell_no_time_are_refused(backend: str) -> None:
-    with Harness(Looking(), int, key="k", event_time="at", backend=backend) as harness:
+    with Harness(Looking(), key="k", event_time="at", backend=backend) as harness:
         for at in (["noon"], [1.5], pa.array([2**63], pa.uint64())):
             with pytest.raises(sb.UsageError, match="neither a timestamp nor"):
                 harness.process_batch(pa.table({"k": [1], "at": at}))
         with pytest.raises(sb.UsageError, match="neither a timestamp nor"):
-            harness.process_element(1, {"at": "noon"})
+            harness.process_element({"k": 1, "at": "noon"})
         with pytest.raises(sb.UsageError, match="further from 1970"):
             harness.process_batch(rows((1, 2**62)))
         moment = datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.timezone.utc)
-        assert harness.process_element(1, {"at": moment})[0][0] == 1000
+        assert harness.process_element({"k": 1, "at": moment})[0][0] == 1000
 
 
 def test_late_rows_are_kept_or_dropped_or_fail_the_batch(backend: str) -> None:
@@ -97,18 +96,18 @@ def test_late_rows_are_kept_or_dropped_or_fail_the_batch(backend: str) -> None:
         ("drop", [(40, 40, 0), (None, 40, 0)]),
     ):
         event_time = sb.EventTime("at", watermark_delay=10, late=late, timers="after_batch")
-        with Harness(Looking(), int, key="k", event_time=event_time, backend=backend) as harness:
+        with Harness(Looking(), key="k", event_time=event_time, backend=backend) as harness:
             harness.process_batch(rows((1, 50)))
             assert harness.process_batch(rows((1, 30), (2, 40), (3, None))) == wanted
-            kept = harness.process_element(1, {"at": 39})
+            kept = harness.process_element({"k": 1, "at": 39})
             assert kept == ([(39, 40, 0)] if late == "keep" else [])
     event_time = sb.EventTime("at", watermark_delay=10, late="fail")
-    with Harness(Looking(), int, key="k", event_time=event_time, backend=backend) as harness:
+    with Harness(Looking(), key="k", event_time=event_time, backend=backend) as harness:
         harness.process_batch(rows((1, 50)))
         with pytest.raises(sb.UsageError, match=r"1 rows are late.*\[USAGE.LATE_ROWS\]"):
             harness.process_batch(rows((1, 30), (2, 40), (3, None)))
         with pytest.raises(sb.UsageError, match=r"\[USAGE.LATE_ROWS\]"):
-            harness.process_element(1, {"at": 39})
+            harness.process_element({"k": 1, "at": 39})
         assert harness.process_batch(rows((2, 40))) == [(40, 40, 0)]
 
 
@@ -117,11 +116,11 @@ def test_times_far_ahead_of_the_clock_do_not_count(backend: str) -> None:
     far = datetime.timedelta(milliseconds=500)
     for late in ("keep", "drop"):
         event_time = sb.EventTime("at", max_ahead=far, late=late, timers="after_batch")
-        with Harness(Looking(), int, key="k", event_time=event_time, clock=clock, backend=backend) as harness:
+        with Harness(Looking(), key="k", event_time=event_time, clock=clock, backend=backend) as harness:
             given = harness.process_batch(rows((1, 1501), (1, 1500), (1, 10**17)))
             assert [at for at, *_ in given] == ([1501, 1500, 10**17] if late == "keep" else [1500])
             assert harness.watermark == 1500
-            assert bool(harness.process_element(1, {"at": 1501})) == (late == "keep")
+            assert bool(harness.process_element({"k": 1, "at": 1501})) == (late == "keep")
 
 
 def recipes_join() -> Any:
@@ -152,7 +151,7 @@ def test_the_join_of_the_recipes_finds_orders_that_wait_and_have_not_expired(bac
     ]
     join, event_time = recipes_join(), sb.EventTime("at", watermark_delay=10, timers="after_batch")
     for size in (1, 2, 7):
-        with Harness(join, int, key="customer", event_time=event_time, backend=backend) as harness:
+        with Harness(join, key="customer", event_time=event_time, backend=backend) as harness:
             batches = (given[at : at + size] for at in range(0, len(given), size))
             found = [row for batch in batches for row in harness.process_batch(batch)]
         assert found == [("ann", 0, 5), ("ann", 2, 5), ("ann", 5, 5), ("ann", 6, 5)], size
@@ -169,15 +168,15 @@ class Seen(sb.KeyedProcessFunction):
 
 def test_a_single_row_goes_by_its_own_time(backend: str) -> None:
     with Harness(
-        Seen(), int, key="k", event_time=sb.EventTime("at", watermark_delay=5000), backend=backend
+        Seen(), key="k", event_time=sb.EventTime("at", watermark_delay=5000), backend=backend
     ) as harness:
         given = [(1, 1000), (2, 1150), (1, 1099), (1, 1199)]
-        seen = [harness.process_element(key, {"at": at}) for key, at in given]
+        seen = [harness.process_element({"k": key, "at": at}) for key, at in given]
         assert seen == [[False], [False], [True], [False]]
 
 
 def test_rows_without_a_time_go_by_the_watermark_after_the_batch(backend: str) -> None:
-    with Harness(Seen(), int, key="k", event_time="at", backend=backend) as harness:
+    with Harness(Seen(), key="k", event_time="at", backend=backend) as harness:
         assert harness.process_batch(rows((1, None), (2, 1000))) == [False, False]  # 1 is stamped with 1000
         assert harness.process_batch(rows((1, None), (2, 1099))) == [True, True]  # with 1099
         assert harness.process_batch(rows((2, 1198), (1, None))) == [True, True]
@@ -187,13 +186,13 @@ def test_rows_without_a_time_go_by_the_watermark_after_the_batch(backend: str) -
 
 def test_times_far_ahead_go_by_the_watermark_too(backend: str) -> None:
     event_time, clock = sb.EventTime("at", max_ahead=100), ManualClock(1000)
-    with Harness(Seen(), int, key="k", event_time=event_time, clock=clock, backend=backend) as harness:
+    with Harness(Seen(), key="k", event_time=event_time, clock=clock, backend=backend) as harness:
         assert harness.process_batch(rows((1, 1000), (1, 9000), (1, 1050))) == [False, True, True]
         assert harness.process_batch(rows((1, 1100))) == [True]
 
 
 def test_while_there_is_no_watermark_nothing_expires(backend: str) -> None:
-    with Harness(Seen(), int, key="k", event_time="at", backend=backend) as harness:
+    with Harness(Seen(), key="k", event_time="at", backend=backend) as harness:
         for n in range(3):
             harness.clock.advance(datetime.timedelta(days=n))
             assert harness.process_batch(rows((1, None))) == [n > 0]
@@ -230,7 +229,7 @@ def ticks(*given: tuple[int, int, list[int], int | None]) -> pa.Table:
 
 def test_a_timer_sees_state_at_its_own_time(backend: str) -> None:
     clock = ManualClock(5)
-    with Harness(Ticking(), int, key="k", event_time=AFTER, clock=clock, backend=backend) as harness:
+    with Harness(Ticking(), key="k", event_time=AFTER, clock=clock, backend=backend) as harness:
         # The watermark jumps from nothing to 9000; the timers of key 1 are of long before.
         assert harness.process_batch(ticks((1, 1000, [1099, 1198, 1298, 9001], 3), (2, 9000, [], None))) == [
             (1000, None),
@@ -250,7 +249,7 @@ def test_timers_in_order_fire_between_rows(backend: str) -> None:
     )
     late = sb.EventTime("at", watermark_delay=60, timers="after_batch")
     in_order = sb.EventTime("at", watermark_delay=60)
-    with Harness(Ticking(), int, key="k", event_time=late, backend=backend) as harness:
+    with Harness(Ticking(), key="k", event_time=late, backend=backend) as harness:
         assert harness.process_batch(batch) == [
             (1000, None),
             (1210, None),
@@ -260,7 +259,7 @@ def test_timers_in_order_fire_between_rows(backend: str) -> None:
             (1100, 1100, 1050),
             (1400, 1400, 1500),
         ]
-    with Harness(Ticking(), int, key="k", event_time=in_order, backend=backend) as harness:
+    with Harness(Ticking(), key="k", event_time=in_order, backend=backend) as harness:
         assert harness.process_batch(batch) == [
             (1000, None),
             (1050, 1050, 1000),
@@ -275,7 +274,7 @@ def test_timers_in_order_fire_between_rows(backend: str) -> None:
 def test_a_timer_is_due_before_the_row_whose_time_less_the_delay_is_its_own(backend: str) -> None:
     in_order = sb.EventTime("at", watermark_delay=60)
     for at, fires_before in ((1159, False), (1160, True)):
-        with Harness(Ticking(), int, key="k", event_time=in_order, backend=backend) as harness:
+        with Harness(Ticking(), key="k", event_time=in_order, backend=backend) as harness:
             batch = ticks((1, 1000, [1100], None), (1, at, [], None), (2, 5000, [], None))
             times = [time for time, *_ in harness.process_batch(batch)]
             assert (times.index(1100) < times.index(at)) == fires_before
@@ -308,7 +307,7 @@ class Minutely(sb.KeyedProcessFunction):
 
 def test_a_timer_has_the_watermark_that_fires_it(backend: str) -> None:
     clock = ManualClock(10)
-    with Harness(Minutely(), int, key="k", event_time=AFTER, clock=clock, backend=backend) as harness:
+    with Harness(Minutely(), key="k", event_time=AFTER, clock=clock, backend=backend) as harness:
         first = [("row", 1000, None), ("row", 1100, None), ("timer", 1000, 1100), ("timer", 10, None)]
         assert harness.process_batch(rows((1, 1000), (2, 1100))) == first
         assert harness.keyed.timers.next_due("event") == 1160
@@ -319,7 +318,7 @@ def test_a_timer_has_the_watermark_that_fires_it(backend: str) -> None:
 
 def test_between_rows_a_timer_has_the_watermark_of_the_next_row(backend: str) -> None:
     in_order = sb.EventTime("at", watermark_delay=10, timers="between_rows")
-    with Harness(Minutely(), int, key="k", event_time=in_order, backend=backend) as harness:
+    with Harness(Minutely(), key="k", event_time=in_order, backend=backend) as harness:
         assert harness.process_batch(rows((1, 1000), (2, 1130), (2, 1005), (2, 1200))) == [
             ("row", 1000, None),
             ("row", 1005, None),
@@ -344,7 +343,7 @@ def test_a_batch_ends_with_a_cleanup_by_the_watermark_after_it(backend: str) -> 
             descriptor = sb.ValueStateDescriptor("seen", int)
             self.seen = ctx.get_value_state(in_event_time(descriptor, TTL, cleanup_idle=True))
 
-    with Harness(Idle(), int, key="k", event_time="at", backend=backend) as harness:
+    with Harness(Idle(), key="k", event_time="at", backend=backend) as harness:
         harness.process_batch(rows(*((key, 1000) for key in range(50)), (99, 1099)))
         assert harness.keyed.num_entries("seen") == 51
         harness.process_batch(rows((99, 1100)))
@@ -358,11 +357,11 @@ def test_rows_come_in_order_of_their_times_nulls_first_and_then_by_the_order_giv
 
     given = rows((1, 30), (1, None), (1, 10), (1, 30), (1, None), n=[5, 4, 3, 2, 1])
     in_order = "at"
-    with Harness(Order(), int, key="k", event_time=in_order, order_by="n", backend=backend) as harness:
+    with Harness(Order(), key="k", event_time=in_order, order_by="n", backend=backend) as harness:
         assert harness.process_batch(given) == [(None, 1), (None, 4), (10, 3), (30, 2), (30, 5)]
-    with Harness(Order(), int, key="k", event_time=in_order, backend=backend) as harness:
+    with Harness(Order(), key="k", event_time=in_order, backend=backend) as harness:
         assert harness.process_batch(given) == [(None, 4), (None, 1), (10, 3), (30, 5), (30, 2)]
-    with Harness(Order(), int, key="k", event_time=AFTER, order_by="n", backend=backend) as harness:
+    with Harness(Order(), key="k", event_time=AFTER, order_by="n", backend=backend) as harness:
         assert [at for at, _ in harness.process_batch(given)] == [None, 30, 10, None, 30]
 
 
@@ -370,7 +369,7 @@ def test_a_batch_of_many_pieces_has_the_times_of_its_rows(backend: str, either_w
     """A batch that comes whole is cut after 65,536 rows; one that comes in pieces has a row in each."""
     n = 2_000 if either_way else 70_000
     at = list(range(n, 0, -1))
-    with Harness(Looking(), int, key="k", event_time=AFTER, backend=backend) as harness:
+    with Harness(Looking(), key="k", event_time=AFTER, backend=backend) as harness:
         parts = [rows(*((1, each) for each in at[begin : begin + 40_000])) for begin in range(0, n, 40_000)]
         given = harness.process_batch(pa.concat_tables(parts))
         assert [each for each, *_ in given] == at
@@ -392,7 +391,7 @@ def test_broadcast_rows_are_never_late_and_move_nothing(backend: str) -> None:
 
     event_time = sb.EventTime("at", late="drop")
     with Harness(
-        Broadcasting(), int, key="k", event_time=event_time, broadcast_when="everywhere", backend=backend
+        Broadcasting(), key="k", event_time=event_time, broadcast_when="everywhere", backend=backend
     ) as harness:
         assert batch((1, 1000, False), (0, 9**9, True)) == [(9**9, []), 1000, False]
         assert harness.watermark == 1000
@@ -415,7 +414,7 @@ class Columns(sb.BatchProcessFunction):
 
 
 def test_whole_batches_go_by_the_watermark_after_them(backend: str) -> None:
-    with Harness(Columns(), int, key="k", event_time="at", backend=backend) as harness:
+    with Harness(Columns(), key="k", event_time="at", backend=backend) as harness:
         harness.process_batch(rows((1, 10), (2, 1000)))
         assert tuple(harness.process_batch(rows((1, 0), (3, 1099)))[0]) == (10, 1000)
         assert tuple(harness.process_batch(rows((2, 0), (3, 1100)))[0]) == (None, 1099)
@@ -431,7 +430,7 @@ def test_processing_time_to_live_goes_by_the_clock(backend: str) -> None:
             yield self.n.value()
             self.n.update(row.at)
 
-    with Harness(ByClock(), int, key="k", event_time="at", backend=backend) as harness:
+    with Harness(ByClock(), key="k", event_time="at", backend=backend) as harness:
         assert harness.process_batch(rows((1, 1000), (1, 10**9))) == [None, 1000]
         harness.clock.advance(TTL - 1)
         assert harness.process_batch(rows((1, 10**10))) == [10**9]
@@ -453,7 +452,7 @@ def test_a_failed_batch_leaves_the_watermark(backend: str, tmp_path: Path) -> No
             if row.at == 666:
                 raise ValueError("as told")
 
-    with Harness(Fails(), int, key="k", event_time="at", backend=backend) as harness:
+    with Harness(Fails(), key="k", event_time="at", backend=backend) as harness:
         harness.process_batch(rows((1, 600)))
         with pytest.raises(ValueError, match="as told"):
             harness.process_batch(rows((2, 9000), (1, 666)))
@@ -480,11 +479,11 @@ class Older(ReferenceBackend):
 
 
 def test_a_backend_without_the_time_of_rows_takes_no_state_that_goes_by_it(backend: str) -> None:
-    with Harness(Seen(), int, key="k", event_time="at", backend=Older()) as harness:
+    with Harness(Seen(), key="k", event_time="at", backend=Older()) as harness:
         with pytest.raises(sb.UsageError, match="WithoutTheTimeOfRows has no time of rows") as caught:
             harness.process_batch(rows((1, 1000)))
         assert caught.value.code == "USAGE.NOT_AVAILABLE"
-    with Harness(Looking(), int, key="k", event_time="at", backend=Older()) as harness:
+    with Harness(Looking(), key="k", event_time="at", backend=Older()) as harness:
         assert harness.process_batch(rows((1, 1000))) == [(1000, None, 0)]
 
 
@@ -514,33 +513,34 @@ def test_options_that_make_no_sense_are_refused(backend: str) -> None:
     with pytest.raises(sb.UsageError, match="between_rows.*KeyedProcessFunction"):
         job(sb.EventTime("at", timers="between_rows"), Columns())
     with (
-        Harness(Looking(), int, key="k", backend=backend) as harness,
+        Harness(Looking(), key="k", backend=backend) as harness,
         pytest.raises(sb.UsageError, match="watermark needs rows"),
     ):
         harness.advance_watermark(1)
 
 
 def test_the_harness_lets_time_pass(backend: str) -> None:
-    with Harness(Ticking(), int, key="k", event_time="at", backend=backend) as harness:
+    with Harness(Ticking(), key="k", event_time="at", backend=backend) as harness:
         harness.process_batch(ticks((1, 1000, [1050, 2000], 70)))
         assert harness.advance_watermark(1050) == [(1050, 1050, 1000)]
         assert (harness.clock.now(), harness.watermark) == (0, 1050)
         assert harness.advance_watermark(0) == []
-        assert harness.advance_time(2000) == [(2000, 2000, None), (70, None, None)]
-        assert (harness.clock.now(), harness.watermark) == (2000, 2000)
+        assert harness.advance_processing_time(2000) == [(70, None, 1050)]
+        assert (harness.clock.now(), harness.watermark) == (2000, 1050)
+        assert harness.advance_watermark(2000) == [(2000, 2000, None)]
 
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_in_a_harness_the_watermark_follows_the_clock_without_rows(backend: str, restarts: bool) -> None:
     """As in a query: when rows with a time last came, outlives a restart, and a late row counts as one."""
     clock, idle = ManualClock(1000), sb.EventTime("at", watermark_delay=10, late="drop", idle_after=500)
-    with Harness(Looking(), int, key="k", event_time=idle, clock=clock, backend=backend) as harness:
+    with Harness(Looking(), key="k", event_time=idle, clock=clock, backend=backend) as harness:
 
         def step(now: int, *given: tuple[int, int | None]) -> int | None:
             clock.set(now)
             if len(given) == 1:
                 ((key, at),) = given
-                harness.process_element(key, {"k": key, "at": at})
+                harness.process_element({"k": key, "at": at})
             else:
                 harness.process_batch(rows(*given))
             if restarts and backend != "reference":

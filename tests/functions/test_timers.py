@@ -29,19 +29,18 @@ def remind(*at: int, domain: str = "processing") -> dict[str, Any]:
 
 
 def test_timers_fire_after_the_rows_of_the_batch(backend: str) -> None:
-    with Harness(Reminders(), str, backend=backend) as harness:
-        assert harness.process_element("b", remind(10, 20)) == []
-        assert harness.process_element("a", remind(20)) == []
-        assert harness.advance_time(9) == []
-        assert harness.advance_time(20) == [(10, "b", 20), (20, "a", 20), (20, "b", 20)]
-        assert harness.advance_time(1000) == []
-        assert harness.process_element("c", remind(999)) == [(999, "c", 1000)]
+    with Harness(Reminders(), key="user", backend=backend) as harness:
+        assert harness.process_element({"user": "b", **remind(10, 20)}) == []
+        assert harness.process_element({"user": "a", **remind(20)}) == []
+        assert harness.advance_processing_time(9) == []
+        assert harness.advance_processing_time(20) == [(10, "b", 20), (20, "a", 20), (20, "b", 20)]
+        assert harness.advance_processing_time(1000) == []
+        assert harness.process_element({"user": "c", **remind(999)}) == [(999, "c", 1000)]
 
 
 def test_event_time_comes_from_the_rows(backend: str) -> None:
     with Harness(
         Reminders(),
-        str,
         key="user",
         event_time=sb.EventTime("time", watermark_delay=10),
         backend=backend,
@@ -82,8 +81,8 @@ def test_event_time_without_a_column_is_refused(backend: str) -> None:
             timers.delete_processing_time_timer(80)
             assert timers.pending_processing_time_timers() == [90]
 
-    with Harness(Refused(), str, backend=backend) as harness:
-        harness.process_element("a", {})
+    with Harness(Refused(), key="user", backend=backend) as harness:
+        harness.process_element({"user": "a"})
         assert harness.keyed.timers.count("processing") == 1
 
 
@@ -104,7 +103,7 @@ def test_what_is_registered_while_firing_fires_in_the_same_round(backend: str) -
         {"key": ["a"], "time_of_timer": [0], "time": pa.array([5000], pa.timestamp("ms", "UTC"))}
     )
     clock = ManualClock(10)
-    with Harness(Chain(), str, key="key", event_time="time", clock=clock, backend=backend) as harness:
+    with Harness(Chain(), key="key", event_time="time", clock=clock, backend=backend) as harness:
         assert harness.process_batch(table) == [0, 1, 2, 3]
         assert harness.keyed.timers.fired == 4
 
@@ -119,13 +118,13 @@ class FailsOnce(Reminders):
 
 
 def test_a_failed_batch_returns_its_timers(backend: str) -> None:
-    with Harness(FailsOnce(), str, backend=backend) as harness:
-        harness.process_element("a", remind(10, 30))
-        harness.process_element("b", remind(20))
+    with Harness(FailsOnce(), key="user", backend=backend) as harness:
+        harness.process_element({"user": "a", **remind(10, 30)})
+        harness.process_element({"user": "b", **remind(20)})
         FailsOnce.fails = True
         with pytest.raises(ConnectionError, match="as told"):
-            harness.advance_time(25)
+            harness.advance_processing_time(25)
         FailsOnce.fails = False
         assert harness.keyed.timers.count("processing") == 3
-        assert harness.advance_time(25) == [(10, "a", 25), (20, "b", 25)]
-        assert harness.advance_time(30) == [(30, "a", 30)]
+        assert harness.advance_processing_time(25) == [(10, "a", 25), (20, "b", 25)]
+        assert harness.advance_processing_time(30) == [(30, "a", 30)]

@@ -458,8 +458,8 @@ def test_hosts_refuse_a_misspelt_name_and_follow_a_drop(tmp_path: Path) -> None:
 
 def test_harness_keeps_states_that_a_function_does_not_request() -> None:
     with (
-        sb.testing.Harness(Keeps("count", "total"), str, key="user") as first,
-        sb.testing.Harness(Keeps("count"), str, key="user") as second,
+        sb.testing.Harness(Keeps("count", "total"), key="user") as first,
+        sb.testing.Harness(Keeps("count"), key="user") as second,
     ):
         first.process_batch(rows(1))
         second.restore(first.snapshot())

@@ -189,7 +189,7 @@ def test_error_of_a_batch_is_raised_when_its_clean_up_raises_an_exit(
 
 
 def harness_of_total() -> Harness:
-    return Harness(Total(), str, key="user", schema="user string, total bigint", broadcast_when="rule")
+    return Harness(Total(), key="user", schema="user string, total bigint", broadcast_when="rule")
 
 
 @pytest.mark.parametrize("kind", EXITS)

@@ -230,7 +230,7 @@ def test_keys_are_those_of_the_column(ddl: str, backend: str) -> None:
             seen.append((ctx.current_key, ctx.current_key))
             yield self.n.value()
 
-    with sb.testing.Harness(Counts(), ddl, key="k", backend=backend) as harness:
+    with sb.testing.Harness(Counts(), key="k", backend=backend, key_type=ddl) as harness:
         given = harness.process_batch(table)
         assert given == [keys[: at + 1].count(key) for at, key in enumerate(keys)]
         assert all(same(once, key) or once == key for (once, _), key in zip(seen, keys, strict=True))
@@ -316,7 +316,7 @@ def test_many_keys_that_become_bytes_are_counted(ddl: str, rng: random.Random) -
     for key in keys:
         counts[key] += 1
         expected.append((counts[key], counts[key]))
-    with sb.testing.Harness(Counts(), ddl, key=names if len(names) > 1 else names[0]) as harness:
+    with sb.testing.Harness(Counts(), key=names if len(names) > 1 else names[0], key_type=ddl) as harness:
         assert harness.process_batch(table) == expected
 
 
