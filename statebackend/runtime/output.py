@@ -230,7 +230,8 @@ def check_deliverable(
             "the newest batch has output that is still to be delivered, and that has been dropped",
             code="USAGE.NO_CHECKPOINT",
             detail=f"batch {batch_id}: outputs go earlier than states",
-            hint=f"take the batch back with sb.tools.rewind(store, to={batch_id - 1}), so that it runs anew",
+            hint=f"take the batch back with sb.tools.rewind(store, to={batch_id - 1}, checkpoint_location=None); "
+            "it then runs again",
         )
     for name in committed.outputs:
         if name in schemas and (schemas[name] is None or name not in delivered):

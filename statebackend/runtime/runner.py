@@ -74,7 +74,8 @@ def other_rows(
     offsets, because a user's own source may put anything into them.
     """
     if previous is not None or batch_id == 0:
-        back = f"take the batch back with sb.tools.rewind(store, to={previous}), after which it runs with the new rows"
+        back = f"take the batch back with sb.tools.rewind(store, to={previous}, checkpoint_location=None); "
+        back += "it then runs with the new rows"
     else:
         back = (
             f"bring checkpoint {batch_id - 1}, which is not retained, back from a copy of the store; or begin anew, "
@@ -103,7 +104,8 @@ def other_stream(batch_id: int, uri: str, then: str | None, now: str | None) -> 
         detail=f"{uri}; checkpointLocation of what is committed: {then}; of this batch: {now}",
         hint="the query has the uid= of another one, and its own id and checkpointLocation: bring its "
         "checkpointLocation back; or give it a uid and a store of its own (start=sb.spark.StartFrom(...) lets it "
-        "begin with the state of this one); or begin with no state: sb.tools.rewind(store, to=None)",
+        "begin with the state of this one); or begin with no state: "
+        "sb.tools.rewind(store, to=None, checkpoint_location=None)",
     )
 
 

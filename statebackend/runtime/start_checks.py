@@ -154,7 +154,7 @@ def without_dropped(
             code=error.code,
             detail=error.detail,
             hint=f"{error.hint}. The state was dropped in {uri} before the first batch: "
-            "sb.tools.rewind(store, to=None) takes that back",
+            "sb.tools.rewind(store, to=None, checkpoint_location=None) takes that back",
         ) from None
     return None if source is None else source.without(dropped)
 

@@ -7,6 +7,7 @@ import datetime
 import itertools
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -17,9 +18,12 @@ from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.runtime.batch_identity import BatchRecord
 from statebackend.runtime.start_checks import checked_first_batch
 from statebackend.tools.results import Reset, Rewound, TakenBack, Times
+from statebackend.tools.stream_rewind import SparkCheckpoint
 
 _log = logging.getLogger(__name__)
 
+#: Seconds.
+_LETS_GO = 2
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
@@ -27,18 +31,23 @@ def rewind(
     store: str | os.PathLike[str] | CheckpointStore,
     *,
     to: int | None,
+    checkpoint_location: str | os.PathLike[str] | None,
     sink: Any = None,
     dry_run: bool = False,
 ) -> Rewound:
-    """Take a store back to checkpoint ``to``, so that the batches after it run again; None: to before the first one.
+    """Take a query back to checkpoint ``to``, so that the batches after it run again; None: to before the first one.
 
     Use it for a stream that has planned a batch again (`BATCH_GAP.OTHER_ROWS`), or whose function was wrong. The query
-    must not run meanwhile. It removes the batches from the store, and says of each what its sinks have published. That
-    stays, unless ``sink`` is the sink of the job, or the dict of its sinks, each of which has to have a method
-    ``take_back(batch_id, incarnation)``, as those of `sb.spark.sinks` have: it is called for each batch, newest first,
-    and the batch is dropped once all of them have. With ``to=None``, that takes a store that still has its first batch,
-    else it is a `UsageError`: batches that are dropped cannot be named to a sink. O(files that are dropped); with
-    ``sink``, each checkpoint that becomes the newest is read, too.
+    must not run meanwhile. ``checkpoint_location`` is Spark's, in a folder of this machine. The rewind takes it back,
+    too: its files of later batches move to the folder ``.rewound`` in it. With None, take the stream back yourself. If
+    the store, a sink or the stream cannot go back, nothing changes. After a kill, call it again.
+
+    The rewind removes the batches from the store, and says of each what its sinks have published. That stays, unless
+    ``sink`` is the sink of the job, or the dict of its sinks. Each then needs a method ``take_back(batch_id,
+    incarnation)``, as the sinks of `sb.spark.sinks` have. It is called for each batch, newest first, and the batch is
+    dropped once all have returned. With ``to=None``, that needs a store that still has its first batch: a sink cannot
+    be told of dropped batches. O(files that are dropped); with ``sink``, each checkpoint that becomes the newest is
+    read.
 
     With ``dry_run`` it only reads, also while the query runs, and returns the same result. It calls no sink.
     """
@@ -54,9 +63,14 @@ def rewind(
         taken_back = [_taken_back(opened, each) for each in committed if to is None or each > to]
         if take_backs and to is not None:
             opened.open(to).verify()  # before a sink takes back what cannot be restored
+        stream = None if checkpoint_location is None else _stream_of(opened, checkpoint_location)
+        moved = [] if stream is None else stream.files_after(to)
+        result = Rewound(to, taken_back, [str(path) for path in moved])
         _warn_of_left(sink, taken_back)
         if dry_run:
-            return Rewound(to, taken_back)
+            return result
+        if stream is not None:
+            stream.move(moved, opened.incarnation)
         newest = opened.incarnation  # the loop changes it
         for at, batch in reversed(list(enumerate(taken_back))) if take_backs else []:
             incarnations = _incarnations(
@@ -75,7 +89,22 @@ def rewind(
             with suppress(CorruptCheckpointError):
                 opened.rewind(taken_back[at - 1].batch_id if at else to)
         opened.rewind(to)
-        return Rewound(to, taken_back)
+        return result
+
+
+def _stream_of(store: CheckpointStore, location: str | os.PathLike[str]) -> SparkCheckpoint:
+    """The checkpointLocation of the query that wrote the store."""
+    stream = SparkCheckpoint(location)
+    newest = store.latest(intact=True)
+    wrote = None if newest is None else BatchRecord.of(store.open(newest).manifest).stream
+    if wrote not in (None, stream.id):
+        raise UsageError(
+            "the checkpointLocation belongs to another query than the store",
+            code="USAGE.STREAM_REWIND",
+            detail=f"{stream.folder}: query {stream.id}; {store.uri}: query {wrote}",
+            hint="give the checkpointLocation of the query that wrote the store",
+        )
+    return stream
 
 
 def _take_backs(sink: Any) -> list[Callable[..., object]]:
@@ -227,5 +256,17 @@ def writing(
             detail=made.uri,
             hint="give the state= of the query",
         )
-    with made if dry_run else made.open_for_writing(refuse_live=True) as opened:
+    with made if dry_run else _opened(made) as opened:
         yield opened
+
+
+def _opened(store: CheckpointStore) -> CheckpointStore:
+    """Open a store for writing. A query that has just ended in this process lets go of it within a second."""
+    until = time.monotonic() + _LETS_GO
+    while True:
+        try:
+            return store.open_for_writing(refuse_live=True)
+        except UsageError as error:
+            if error.code != "USAGE.STORE_IN_USE" or time.monotonic() > until:
+                raise
+        time.sleep(0.1)

@@ -101,6 +101,8 @@ class Rewound(_Result):
     to: int | None
     #: Oldest first.
     taken_back: list[TakenBack]
+    #: The files of Spark's checkpointLocation that were moved.
+    moved: list[str]
 
 
 @dataclass(frozen=True, repr=False)

@@ -64,7 +64,7 @@ def drop_state(
     in full; native checkpoints of RocksDB name the files of the other states again. The query must not run meanwhile.
     Older checkpoints keep the state: a query that goes back to one of them has it again. In a store without
     checkpoints, the state is dropped from the savepoint or store with which the query begins. If that has no such
-    state, the query does not start; ``rewind(store, to=None)`` takes the drop back.
+    state, the query does not start; ``rewind`` to None takes the drop back.
 
     `UsageError` if there is no such state, if a keyed and an operator state share the name, or for timers.
 

@@ -261,7 +261,7 @@ def test_tools_work_on_the_object(tmp_path: Path) -> None:
     anew = sb.CheckpointStore(tmp_path / "anew", encryption=AesGcm(OTHER_KEY))
     assert sb.tools.read_state(anew, "count").num_rows == 100
 
-    assert sb.tools.rewind(store, to=0).to == 0
+    assert sb.tools.rewind(store, to=0, checkpoint_location=None).to == 0
     assert sb.tools.set_time(store, now=5000).now == 5000
 
     assert sb.tools.drop_state(store, "more").name == "more"
@@ -425,7 +425,7 @@ def test_a_store_stays_what_it_was_made_as(tmp_path: Path) -> None:
             lambda store: store.pin(),
             lambda store: sb.tools.verify(store),
             lambda store: sb.tools.read_state(store, "n"),
-            lambda store: sb.tools.rewind(store, to=None),
+            lambda store: sb.tools.rewind(store, to=None, checkpoint_location=None),
         ]
         for call in calls:
             with pytest.raises(sb.UsageError, match=message) as caught:

@@ -74,16 +74,19 @@ def test_a_sink_can_take_back_what_it_did(tmp_path: Path) -> None:
 
     committed(tmp_path, 5, 6, 7).close()
     with pytest.raises(sb.UsageError, match="cannot take a batch back"):
-        sb.tools.rewind(tmp_path, to=5, sink=print)
+        sb.tools.rewind(tmp_path, to=5, checkpoint_location=None, sink=print)
     table = Table()
-    sb.tools.rewind(tmp_path, to=5, sink=table)
+    sb.tools.rewind(tmp_path, to=5, checkpoint_location=None, sink=table)
     assert table.batches == [5]
     assert sb.CheckpointStore(tmp_path).checkpoints() == [5]
 
 
 def test_a_query_that_runs_is_not_rewound(tmp_path: Path) -> None:
     with committed(tmp_path, 5, 6) as store:
-        for tool in (lambda: sb.tools.rewind(tmp_path, to=5), lambda: sb.tools.set_time(tmp_path, now=1)):
+        for tool in (
+            lambda: sb.tools.rewind(tmp_path, to=5, checkpoint_location=None),
+            lambda: sb.tools.set_time(tmp_path, now=1),
+        ):
             with pytest.raises(sb.UsageError, match=r"\[USAGE\.STORE_IN_USE\]"):
                 tool()
         assert store.checkpoints() == [5, 6]
@@ -151,7 +154,7 @@ def test_a_time_that_was_set_is_that_of_one_checkpoint(tmp_path: Path) -> None:
     assert [store.open(each).now for each in store.checkpoints()] == [7000, 9000]
     sb.tools.set_time(tmp_path, now=-5)
     assert store.open_latest().now == -5
-    sb.tools.rewind(tmp_path, to=6)
+    sb.tools.rewind(tmp_path, to=6, checkpoint_location=None)
     assert store.open_latest().now == 7000
 
 
@@ -185,7 +188,7 @@ def test_what_is_damaged_is_not_gone_back_to(tmp_path: Path, damage: str) -> Non
         path.write_bytes(content)
     for sink in (None, Table()):
         with pytest.raises(sb.CorruptCheckpointError):
-            sb.tools.rewind(tmp_path, to=5, sink=sink)
+            sb.tools.rewind(tmp_path, to=5, checkpoint_location=None, sink=sink)
     assert sb.CheckpointStore(tmp_path).latest(intact=True) == 6
     assert sb.CheckpointStore(tmp_path).records() == []
 
@@ -195,7 +198,7 @@ def test_epochs_go_on_from_those_of_records(tmp_path: Path) -> None:
     committed(tmp_path, 5, 6).close()
     incarnations = []
     for _ in range(3):
-        sb.tools.rewind(tmp_path, to=5)
+        sb.tools.rewind(tmp_path, to=5, checkpoint_location=None)
         for folder in sorted(tmp_path.glob("*/*/"), reverse=True):
             if folder.is_dir() and not list(folder.iterdir()):
                 folder.rmdir()

@@ -110,7 +110,7 @@ def test_rows_are_compared_where_there_is_no_plan(opening: Opening) -> None:
 
 def test_a_refusal_says_where_to_go_back_to(opening: Opening) -> None:
     run(opening(), 0, rows(("a", 1)), plan(0))
-    with pytest.raises(sb.BatchGapError, match=r"rewind\(store, to=None\)"):
+    with pytest.raises(sb.BatchGapError, match=r"rewind\(store, to=None, checkpoint_location=None\)"):
         run(opening(), 0, rows(("a", 1)), plan(5))
     run(opening(), 1, rows(("a", 1)), plan(1))
     with pytest.raises(sb.BatchGapError, match=r"rewind\(store, to=0\)"):
@@ -221,7 +221,7 @@ def test_a_rewind_to_before_the_first_begins_as_at_first(opening: Opening) -> No
     reset(opening, 7)
     run(opening(), 7, rows(("a", 1)), plan(7))
     opening.close()
-    sb.tools.rewind(opening.folder, to=None)
+    sb.tools.rewind(opening.folder, to=None, checkpoint_location=None)
     run(opening(), 7, rows(("a", 5)), plan(7, 1))
     assert total(opening) == 5
 
@@ -231,7 +231,7 @@ def test_batches_after_a_rewind_have_another_incarnation(opening: Opening) -> No
     second = run(opening(), 1, rows(("a", 1)), plan(1))
     assert first.incarnation == second.incarnation
     opening.close()
-    sb.tools.rewind(opening.folder, to=0)
+    sb.tools.rewind(opening.folder, to=0, checkpoint_location=None)
     assert run(opening(), 0, rows(("a", 1)), plan(0)).incarnation == first.incarnation
     again = run(opening(), 1, rows(("a", 1)), plan(1))
     assert again.incarnation != first.incarnation
@@ -295,9 +295,9 @@ def test_a_batch_whose_output_has_been_dropped_is_not_taken_for_one_without(open
     for batch_id in range(4):
         run(opening(), batch_id, rows(("a", 1)), plan(batch_id))
     opening.close()
-    sb.tools.rewind(opening.folder, to=1)
+    sb.tools.rewind(opening.folder, to=1, checkpoint_location=None)
     with pytest.raises(sb.UsageError, match="has been dropped") as caught:
         run(opening(), 1, rows(("a", 1)), plan(1))
-    assert "rewind(store, to=0)" in str(caught.value.hint)
+    assert "rewind(store, to=0, checkpoint_location=None)" in str(caught.value.hint)
     assert run(opening(), 2, rows(("a", 1)), plan(2)).output
     assert total(opening) == 3

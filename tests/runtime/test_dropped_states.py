@@ -216,9 +216,9 @@ def test_older_checkpoints_keep_a_dropped_state(tmp_path: Path) -> None:
     sb.tools.drop_state(tmp_path, "total")
     run(tmp_path, 3, Keeps("count"))
     assert len(sb.tools.read_state(tmp_path, "total", id=1)) == len(USERS)
-    sb.tools.rewind(tmp_path, to=2)
+    sb.tools.rewind(tmp_path, to=2, checkpoint_location=None)
     assert run(tmp_path, 3, Keeps("count", "total")) == "[6, None]", "checkpoint 2 has lost it"
-    sb.tools.rewind(tmp_path, to=1)
+    sb.tools.rewind(tmp_path, to=1, checkpoint_location=None)
     assert "'total' missing" in refused(tmp_path, 2, Keeps("count")).message
     assert run(tmp_path, 2, Keeps("count", "total")) == "[3, 3]"
     assert run(tmp_path, 3, Keeps("count", "total")) == "[6, 6]"
@@ -262,14 +262,14 @@ def test_state_is_dropped_from_the_source_of_the_first_batch_until_a_rewind_to_b
             assert sb.tools.drop_state(started, name).checkpoint is None
 
     drop()
-    assert sb.tools.rewind(started, to=None).taken_back == []
+    assert sb.tools.rewind(started, to=None, checkpoint_location=None).taken_back == []
     drop()
     assert run(started, 5, Keeps("count"), **options) == "[1]"
     assert run(started, 6, Keeps("count"), **options) == "[7]"
-    sb.tools.rewind(started, to=5)
+    sb.tools.rewind(started, to=5, checkpoint_location=None)
     assert run(started, 6, Keeps("count"), **options) == "[7]"
     assert len(sb.tools.read_state(tmp_path / source, "total")) == len(USERS), "the source is unchanged"
-    sb.tools.rewind(started, to=None)
+    sb.tools.rewind(started, to=None, checkpoint_location=None)
     refused(started, 5, Keeps("count"), **options)
     assert run(started, 5, KeepsLists("count", "total"), **options) == "[1, 1]"
 
@@ -341,7 +341,7 @@ def test_start_is_refused_when_its_source_lacks_a_dropped_state(tmp_path: Path, 
         assert caught.value.code == "USAGE.NO_STATE"
         named = "none" if source is None else "'count', 'offsets'"
         assert f"there are: {named}. The state was dropped in " in str(caught.value.hint)
-    sb.tools.rewind(started, to=None)
+    sb.tools.rewind(started, to=None, checkpoint_location=None)
     assert run(started, 0, KeepsLists("count"), **options) == ("[None]" if source is None else "[1]")
 
 

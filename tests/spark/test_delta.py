@@ -85,7 +85,7 @@ def test_a_rewind_takes_batches_back(tmp_path: Path) -> None:
     with sink_job(state, delta(table), retain=3) as job:
         for batch_id in range(3):
             job.run(batch_id)
-    taken = sb.tools.rewind(state, to=0, sink=delta(table))
+    taken = sb.tools.rewind(state, to=0, checkpoint_location=None, sink=delta(table))
     assert [each.removed for each in taken.taken_back] == [
         (f"delta[{table}], version 2",),
         (f"delta[{table}], version 3",),

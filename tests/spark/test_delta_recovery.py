@@ -101,7 +101,7 @@ def test_two_outputs_in_one_table_are_taken_back_together(tmp_path: Path) -> Non
     with sink_job(state, sinks, TWO) as job:
         job.run(0)
         job.run(1)
-    (batch,) = sb.tools.rewind(state, to=0, sink=sinks).taken_back
+    (batch,) = sb.tools.rewind(state, to=0, checkpoint_location=None, sink=sinks).taken_back
     assert batch.removed == (f"delta[{table}], version 3",)
     assert rows(table) == [0, 0, 1, 1]
     with sink_job(state, sinks, TWO) as job:
@@ -128,7 +128,7 @@ def test_a_rewind_that_is_killed_loses_nothing(
         with monkeypatch.context() as patched:
             patched.setattr(sb.CheckpointStore, "rewind", killed)
             with pytest.raises(Killed):
-                sb.tools.rewind(state, to=0, sink=sink)
+                sb.tools.rewind(state, to=0, checkpoint_location=None, sink=sink)
         assert rows(table) == expected(0)
         with sink_job(state, sink, schema) as job:
             assert {figures["how"] for figures in job.run(1)} == {"written"}
@@ -137,7 +137,7 @@ def test_a_rewind_that_is_killed_loses_nothing(
     with sink_job(state, sink, schema) as job:
         job.run(2)
     assert rows(table) == expected(0, 1, 2)
-    sb.tools.rewind(state, to=1, sink=sink)
+    sb.tools.rewind(state, to=1, checkpoint_location=None, sink=sink)
     assert rows(table) == expected(0, 1)
 
 
@@ -159,7 +159,7 @@ def test_rows_of_others_between_two_outputs_are_not_taken_back(
         job.run(0)
         job.run(1)
     with pytest.raises(sb.UsageError, match="has been written to since") as caught:
-        sb.tools.rewind(state, to=0, sink=sinks)
+        sb.tools.rewind(state, to=0, checkpoint_location=None, sink=sinks)
     assert "the batch is version 3; since then 4 to 4" in caught.value.detail
     assert rows(table) == [0, 0, 1, 1, 10, 10, 11, 11, 99]
 
@@ -175,7 +175,7 @@ def test_a_sink_that_refuses_leaves_one_batch_half_taken_back(tmp_path: Path, fo
                 rows_of_other = pa.table({"user": ["other"], "v": [99]})
                 deltalake.write_deltalake(str(other), rows_of_other, mode="append")
     with pytest.raises(sb.UsageError, match="has been written to since"):
-        sb.tools.rewind(state, to=0, sink=sinks)
+        sb.tools.rewind(state, to=0, checkpoint_location=None, sink=sinks)
     # Of what came later nothing is left anywhere; this one is gone from the first table alone.
     assert sb.CheckpointStore(state).checkpoints() == list(range(foreign_after + 1))
     kept = [v for batch_id in range(foreign_after) for v in (batch_id * 10, batch_id * 10 + 1)]
@@ -189,7 +189,7 @@ def test_a_sink_that_refuses_leaves_one_batch_half_taken_back(tmp_path: Path, fo
         with pytest.raises(sb.UsageError, match="that has been dropped"), sink_job(state, sinks, TWO) as job:
             job.run(1)
         deltalake.DeltaTable(str(other)).delete("v in (10, 11)")
-        sb.tools.rewind(state, to=0)
+        sb.tools.rewind(state, to=0, checkpoint_location=None)
         with sink_job(state, sinks, TWO) as job:
             for batch_id in (1, 2, 3):
                 job.run(batch_id)
@@ -280,9 +280,9 @@ def test_a_restore_that_was_not_made_durable_is_when_it_is_asked_for_again(
     with monkeypatch.context() as patched:
         patched.setattr(type(sink), "_sync", killed)
         with pytest.raises(Killed):
-            sb.tools.rewind(state, to=0, sink=sink)
+            sb.tools.rewind(state, to=0, checkpoint_location=None, sink=sink)
     synced = Synced(monkeypatch, table)
-    assert sb.tools.rewind(state, to=0, sink=sink).taken_back[0].removed == ()
+    assert sb.tools.rewind(state, to=0, checkpoint_location=None, sink=sink).taken_back[0].removed == ()
     assert "_delta_log/00000000000000000003.json" in synced.files
     assert rows(table) == [0, 1]
 

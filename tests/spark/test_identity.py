@@ -41,12 +41,12 @@ def test_a_batch_that_is_planned_anew_with_other_rows_is_refused(stream: Stream)
     before = len(sink.calls)
     failure = stream.fails(stream.batches(sink=sink), files=1)
     assert "BATCH_GAP.OTHER_ROWS" in failure
-    assert "rewind(store, to=0)" in failure
+    assert "rewind(store, to=0, checkpoint_location=None)" in failure
     assert "sink may have been called" in failure
     assert len(sink.calls) == before
     assert state_of(stream) == {"a": 131, "b": 15}
 
-    rewound = sb.tools.rewind(stream.state, to=0)
+    rewound = sb.tools.rewind(stream.state, to=0, checkpoint_location=None)
     assert [(each.batch_id, each.rows) for each in rewound.taken_back] == [(1, 6)]
     assert state_of(stream) == {"a": 1}
     stream.run(stream.batches(sink=sink), files=1)
@@ -62,9 +62,9 @@ def test_a_new_checkpoint_location_under_the_same_uid_is_refused(stream: Stream)
     stream.add(numbers(("a", 30)))
     failure = stream.fails(stream.batches(sink=sink, uid="mine"), checkpoint="new", files=2)
     assert "BATCH_GAP.OTHER_ROWS" in failure
-    assert "rewind(store, to=None)" in failure
+    assert "rewind(store, to=None, checkpoint_location=None)" in failure
     assert state_of(stream) == {"a": 1}
-    assert sb.tools.rewind(stream.state, to=None).to is None
+    assert sb.tools.rewind(stream.state, to=None, checkpoint_location=None).to is None
     stream.run(stream.batches(sink=sink, uid="mine"), checkpoint="new", files=2)
     assert state_of(stream) == {"a": 31}
 

@@ -110,12 +110,12 @@ def test_a_rewind_names_what_was_published_and_takes_it_back(tmp_path: Path) -> 
         for batch_id in range(3):
             job.run(batch_id)
     before = sorted(os.listdir(out))
-    (batch,) = sb.tools.rewind(state, to=1).taken_back
+    (batch,) = sb.tools.rewind(state, to=1, checkpoint_location=None).taken_back
     assert batch.targets == {"main": str(out / before[2])}
     assert batch.removed == ()
     assert sorted(os.listdir(out)) == before, "what is not asked for stays"
     (out / before[2]).unlink()
-    taken = sb.tools.rewind(state, to=0, sink={"main": parquet(out)})
+    taken = sb.tools.rewind(state, to=0, checkpoint_location=None, sink={"main": parquet(out)})
     assert [each.removed for each in taken.taken_back] == [(str(out / before[1]),)]
     assert os.listdir(out) == before[:1]
     # The batch runs anew, as another: of another incarnation.

@@ -116,7 +116,7 @@ def test_a_sink_that_asks_for_the_context_can_fence(stream: Stream) -> None:
     stream.lose(1, "commits")
     stream.lose(1, "offsets", "sources/0")
     assert "OTHER_ROWS" in stream.fails(stream.batches(sink=sink))
-    sb.tools.rewind(stream.state, to=0)
+    sb.tools.rewind(stream.state, to=0, checkpoint_location=None)
     stream.run(stream.batches(sink=sink))
     assert seen[3].batch_id == 1
     assert not seen[3].is_replay

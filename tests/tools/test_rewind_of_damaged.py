@@ -49,7 +49,7 @@ def published(tmp_path: Path) -> Published:
 @pytest.mark.parametrize("damaged", [1, 2])
 def test_it_is_found_by_the_batches_around_it(published: Published, damaged: int) -> None:
     published.damage(damaged)
-    taken = sb.tools.rewind(published.state, to=0, sink=published.sink)
+    taken = sb.tools.rewind(published.state, to=0, checkpoint_location=None, sink=published.sink)
     assert published.published() == [0]
     assert [len(batch.removed) for batch in taken.taken_back] == [1, 1]
     assert taken.taken_back[damaged - 1].incarnation is None
@@ -57,11 +57,11 @@ def test_it_is_found_by_the_batches_around_it(published: Published, damaged: int
 
 def test_what_was_taken_back_before_without_its_sink_stays(published: Published) -> None:
     """Two files have the number of the batch: that of the newer incarnation is the one that the store has."""
-    sb.tools.rewind(published.state, to=0)
+    sb.tools.rewind(published.state, to=0, checkpoint_location=None)
     published.commit(1)
     newest = published.commit(2)
     published.damage(2)
-    sb.tools.rewind(published.state, to=1, sink=published.sink)
+    sb.tools.rewind(published.state, to=1, checkpoint_location=None, sink=published.sink)
     assert not newest.exists()
     assert published.published() == [0, 1, 1, 2]
 
@@ -71,5 +71,5 @@ def test_a_sink_that_finds_nothing_is_told_of(published: Published, caplog: pyte
         path.rename(path.with_name("moved-" + path.name.split("-")[1]))
     published.damage(2)
     with caplog.at_level(logging.WARNING):
-        sb.tools.rewind(published.state, to=1, sink=published.sink)
+        sb.tools.rewind(published.state, to=1, checkpoint_location=None, sink=published.sink)
     assert "batch 2: its manifest cannot be read, and no sink has found anything of it" in caplog.text

@@ -45,7 +45,7 @@ def three(root: Path, rng: random.Random) -> Path:
             store.commit(checkpoint_id, snapshots, outputs={"main": [output]}, now=checkpoint_id)
             for each in (keyed, operator):
                 each.notify_checkpoint_complete(checkpoint_id)
-    sb.tools.rewind(root, to=7)
+    sb.tools.rewind(root, to=7, checkpoint_location=None)
     sb.tools.set_time(root, now=5000)
     return root
 
@@ -100,7 +100,7 @@ def test_a_dry_run_returns_the_same_and_only_reads(three: Path) -> None:
     tools: list[Callable[..., object]] = [
         lambda **options: sb.tools.drop_state(three, "offsets", **options),
         lambda **options: sb.tools.set_time(three, watermark=9, **options),
-        lambda **options: sb.tools.rewind(three, to=6, **options),
+        lambda **options: sb.tools.rewind(three, to=6, checkpoint_location=None, **options),
     ]
     for tool in tools:
         with CheckpointStore(three).open_for_writing():
@@ -367,7 +367,7 @@ def test_a_damaged_log_is_repaired(three: Path, newest: str) -> None:
         if newest == "two commits":
             commit(store, 9, kind="sst")
     if newest == "a rewind":
-        sb.tools.rewind(three, to=6)
+        sb.tools.rewind(three, to=6, checkpoint_location=None)
         expected = 6
     damaged = entries(three)[-1:]
     if newest == "two commits":

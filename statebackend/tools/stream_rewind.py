@@ -1,0 +1,195 @@
+"""Takes Spark's checkpointLocation back to a batch: the half of a rewind that concerns the stream.
+
+Spark starts from the newest entry of ``offsets``, and runs that batch again unless ``commits`` has it. So a rewind to
+batch B moves away, newest first: the commits after B, the offsets after B, the entries of the file sources that the
+offsets of B do not have yet, and the versions of Spark's state after B + 1, which batch B made. ``metadata`` and the
+origins of other sources stay. Files are moved to ``.rewound`` and never deleted. A kill between two moves leaves a
+query that repeats its newest batch or is refused with `BATCH_GAP.STREAM_BEHIND`; the same rewind then completes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from statebackend.checkpoint.files import local_path
+from statebackend.errors import UsageError
+
+REWOUND = ".rewound"
+#: A version of Spark's state in a file, or the entry of a log; what follows says how it is stored.
+_NUMBERED = re.compile(r"(\d+)(?:_[0-9a-f-]+)?(?:\.(delta|snapshot|zip|changelog|compact))?")
+
+
+class Numbered(NamedTuple):
+    """A file with a number in its name, below the checkpointLocation."""
+
+    number: int
+    path: Path
+    #: Its ending, which says how it is stored; empty if it has none.
+    form: str
+
+
+def stream_not_rewindable(reason: str, where: object, hint: str) -> UsageError:
+    return UsageError(
+        f"cannot take the stream back: {reason}", code="USAGE.STREAM_REWIND", detail=str(where), hint=hint
+    )
+
+
+_BY_HAND = (
+    "rewind to a newer batch; or restore the checkpointLocation of that batch from a copy and pass "
+    "checkpoint_location=None"
+)
+
+
+class SparkCheckpoint:
+    """The checkpointLocation of a stopped query, in a folder of this machine."""
+
+    def __init__(self, location: str | os.PathLike[str]) -> None:
+        folder = local_path(os.fspath(location))
+        if folder is None or not os.path.isfile(f"{folder}/metadata"):
+            raise stream_not_rewindable(
+                "there is no checkpointLocation of Spark in a folder of this machine",
+                location,
+                "give the checkpointLocation of the query; in an object store, take the stream back by hand and pass "
+                "checkpoint_location=None",
+            )
+        self.folder = Path(folder)
+        #: Spark's id of the query.
+        self.id = str(json.loads((self.folder / "metadata").read_text(encoding="utf-8"))["id"])
+
+    def files_after(self, batch: int | None) -> list[Path]:
+        """The files that a rewind to ``batch`` moves, in order; None: to before the first batch. Changes nothing.
+
+        `UsageError` if Spark could not go on from that batch.
+        """
+        last = -1 if batch is None else batch
+        if batch is not None:
+            self._check_logs(batch)
+        found = [*self._after(self.folder / "commits", last), *self._after(self.folder / "offsets", last)]
+        for folder, end in self._ends(batch).items():
+            found += self._of_source(folder, end)
+        if batch is None:  # Spark begins at batch 0 only without any state
+            return [*found, *filter(Path.exists, [self.folder / "state"])]
+        for folder in self._state_folders():
+            found += self._of_state(folder, last)
+        return found
+
+    def move(self, files: list[Path], incarnation: str) -> None:
+        """Move files, each with its checksum, to where nothing reads them, and make that durable."""
+        for path in files:
+            for each in (path.with_name(f".{path.name}.crc"), path):
+                if each.exists():
+                    self._move(each, incarnation)
+
+    def _move(self, path: Path, incarnation: str) -> None:
+        target = self.folder / REWOUND / incarnation / path.relative_to(self.folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        while target.exists():  # a batch that was planned between two attempts
+            target = target.with_name(f"{target.name}~")
+        os.rename(path, target)
+        for folder in (target.parent, path.parent):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    # --- the logs of the query ---
+
+    def _check_logs(self, batch: int) -> None:
+        for name in [f"offsets/{batch}", f"commits/{batch}", *([f"offsets/{batch - 1}"] if batch else [])]:
+            if not (self.folder / name).is_file():
+                begun = any((self.folder / REWOUND).glob(f"*/{name}"))
+                raise stream_not_rewindable(
+                    f"Spark's log has no {name} any more",
+                    self.folder,
+                    "a rewind to an earlier batch was begun: run it again" if begun else _BY_HAND,
+                )
+
+    def _ends(self, batch: int | None) -> dict[Path, int]:
+        """The last entry of each file source that the offsets of a batch have; -1 for before the first batch."""
+        offsets = self._numbered(self.folder / "offsets")
+        for entry in offsets:
+            if batch is None or entry.number == batch:
+                lines = entry.path.read_text(encoding="utf-8").splitlines()
+                if len(lines) < 2 or lines[0] != "v1":
+                    raise stream_not_rewindable(
+                        "Spark's log of offsets has an unknown version", entry.path, _BY_HAND
+                    )
+                ends = {self.folder / f"sources/{at}": _log_offset(line) for at, line in enumerate(lines[2:])}
+                return {
+                    folder: -1 if batch is None else end for folder, end in ends.items() if end is not None
+                }
+        return {}
+
+    def _of_source(self, folder: Path, end: int) -> list[Path]:
+        """The entries of a file source after ``end``. Their input files must be there, to be listed again."""
+        entries = self._numbered(folder)
+        kept = [each for each in entries if each.number <= end]
+        whole = max((each.number for each in kept if each.form), default=-1)
+        if not {*range(whole + 1, end + 1)} <= {each.number for each in kept}:
+            raise stream_not_rewindable(
+                "the log of a file source has lost entries of earlier batches", folder, _BY_HAND
+            )
+        after = self._after(folder, end)
+        for path in after:
+            for line in path.read_text(encoding="utf-8").splitlines()[1:]:
+                _check_input(line, path)
+        return after
+
+    # --- Spark's own state ---
+
+    def _state_folders(self) -> Iterator[Path]:
+        """All folders of Spark's state that have versions: of each operator, partition and store."""
+        for folder, names, _ in os.walk(self.folder / "state"):
+            names[:] = sorted({*names} - {"SSTs", "logs", "_stateSchema"})
+            yield Path(folder)
+
+    def _of_state(self, folder: Path, last: int) -> list[Path]:
+        """The versions after the one that batch ``last`` made, which Spark must be able to load."""
+        if folder.parent.name == "_metadata":
+            return self._after(folder, last)  # the metadata of an operator, by batch
+        found = self._numbered(folder)
+        version = last + 1
+        kept = [each for each in found if each.number <= version]
+        whole = max((each.number for each in kept if each.form in ("snapshot", "zip")), default=0)
+        if found and not {*range(whole + 1, version + 1)} <= {each.number for each in kept}:
+            raise stream_not_rewindable(
+                f"Spark's state cannot be loaded at version {version} any more", folder, _BY_HAND
+            )
+        return self._after(folder, version)
+
+    def _after(self, folder: Path, last: int) -> list[Path]:
+        return [each.path for each in self._numbered(folder) if each.number > last]
+
+    def _numbered(self, folder: Path) -> list[Numbered]:
+        """The files with a number, the highest first."""
+        names = [each.name for each in folder.iterdir() if each.is_file()] if folder.is_dir() else []
+        matches = [(name, found) for name in names if (found := _NUMBERED.fullmatch(name))]
+        return sorted(
+            (Numbered(int(found[1]), folder / name, found[2] or "") for name, found in matches), reverse=True
+        )
+
+
+def _log_offset(line: str) -> int | None:
+    """The entry of a file source's log at which a batch ends; None for other sources."""
+    try:
+        return int(json.loads(line)["logOffset"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _check_input(line: str, entry: Path) -> None:
+    """Raise if an input file that comes again was deleted: Spark would pass over it without an error."""
+    address = urlsplit(json.loads(line)["path"])
+    if address.scheme in ("", "file") and not os.path.exists(unquote(address.path)):
+        raise stream_not_rewindable(
+            "an input file of a later batch is gone",
+            entry,
+            "bring the input files back, then run the rewind again",
+        )

@@ -1,0 +1,160 @@
+"""A rewind of a query takes store, sink and Spark's checkpointLocation back to one batch, or changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from spark_streams import Stream, Total, numbers, spark, stream
+
+import statebackend as sb
+from statebackend.spark.sinks import parquet
+
+__all__ = ["spark", "stream"]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+ROWS = [[("a", 1), ("b", 10)], [("a", 2)], [("b", 20), ("a", 1)], [("a", 4), ("b", 10)], [("c", 5)]]
+GOOD = 2
+PROVIDER = "org.apache.spark.sql.execution.streaming.state.{}StateStoreProvider"
+
+
+class Wrong(Total):
+    """Counts everything ten times."""
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        for _ in range(10):
+            self.total.add(row.n)
+        yield row.user, self.total.get()
+
+
+def published(folder: Path) -> dict[int, list[tuple[Any, ...]]]:
+    files = sorted((folder / "out").glob("*.parquet"))
+    rows = {int(path.name.split("-")[1]): pq.read_table(path).to_pylist() for path in files}
+    return {batch: [tuple(row.values()) for row in each] for batch, each in rows.items()}
+
+
+@pytest.fixture(params=["none", "HDFSBacked", "RocksDB"])
+def transform(request: pytest.FixtureRequest, spark: Any) -> Any:
+    """The operator of Spark above the function: none, or `dropDuplicates` with a state of its own."""
+    if request.param == "none":
+        yield None
+        return
+    key = "spark.sql.streaming.stateStore.providerClass"
+    spark.conf.set(key, PROVIDER.format(request.param))
+    try:
+        yield lambda rows: rows.dropDuplicates(["user", "n"])
+    finally:
+        spark.conf.unset(key)
+
+
+def run(stream: Stream, function: Any, transform: Any) -> None:
+    state = sb.CheckpointStore(stream.state, retain=10)
+    stream.run(stream.batches(function, parquet(stream.folder / "out"), state=state), transform=transform)
+
+
+def bad_history(stream: Stream, transform: Any) -> None:
+    """Two good batches and two wrong ones."""
+    for at, rows in enumerate(ROWS[:-1]):
+        stream.add(numbers(*rows))
+        if at == GOOD - 1:
+            run(stream, Total(), transform)
+    run(stream, Wrong(), transform)
+
+
+def rewind(folder: Path, to: int | None = GOOD - 1, **options: Any) -> Any:
+    where = {"checkpoint_location": folder / "stream", "sink": parquet(folder / "out")}
+    return sb.tools.rewind(folder / "state", to=to, **{**where, **options})
+
+
+def files_of(folder: Path) -> set[str]:
+    found = (path.relative_to(folder) for path in (folder / "stream").rglob("*") if path.is_file())
+    return {str(path) for path in found if ".rewound" not in path.parts}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("to", [GOOD - 1, None])
+def test_rewound_query_gives_what_one_without_the_bad_batches_gives(
+    stream: Stream, transform: Any, to: int | None
+) -> None:
+    bad_history(stream, transform)
+    assert rewind(stream.folder, to, dry_run=True).moved
+    result = rewind(stream.folder, to)
+    assert [batch.batch_id for batch in result.taken_back] == list(range(0 if to is None else to + 1, 4))
+    assert list(published(stream.folder)) == ([] if to is None else [0, 1])
+    stream.add(numbers(*ROWS[-1]))
+    run(stream, Total(), transform)
+    found = published(stream.folder)
+
+    (stream.folder / "other").mkdir()
+    never = Stream(stream.spark, stream.folder / "other")
+    for rows in ROWS:
+        never.add(numbers(*rows))
+    run(never, Total(), transform)
+    assert found == published(never.folder)
+    assert list(found) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.sampled(1)
+def test_rewind_that_was_interrupted_is_completed_by_another(
+    stream: Stream, transform: Any, monkeypatch: pytest.MonkeyPatch, day_rng: random.Random
+) -> None:
+    bad_history(stream, transform)
+    whole = stream.folder.with_name(f"{stream.folder.name}-whole")
+    shutil.copytree(stream.folder, whole)
+    moves = rewind(whole).moved
+    expected = files_of(whole)
+    for at in day_rng.sample(range(len(moves)), min(5, len(moves))):
+        broken = stream.folder.with_name(f"{stream.folder.name}-{at}")
+        shutil.copytree(stream.folder, broken)
+        original, left = os.rename, [at]
+
+        def failing(source: Any, target: Any, original: Any = original, left: list[int] = left) -> None:
+            if not left[0]:
+                raise OSError("interrupted")
+            left[0] -= 1
+            original(source, target)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "rename", failing)
+            with pytest.raises(OSError, match="interrupted"):
+                rewind(broken)
+        assert files_of(broken) != expected
+        rewind(broken)
+        assert files_of(broken) == expected
+        assert published(broken) == published(whole)
+
+
+def test_query_is_rewound_directly_after_its_end(stream: Stream) -> None:
+    stream.add(numbers(*ROWS[0]))
+    batches = stream.batches(sink=parquet(stream.folder / "out"))
+    stream.start(batches).awaitTermination()
+    assert rewind(stream.folder, None).taken_back[0].rows == 2
+
+
+def test_rewind_changes_nothing_if_the_stream_cannot_go_back(stream: Stream) -> None:
+    bad_history(stream, None)
+    before, rows = files_of(stream.folder), published(stream.folder)
+
+    def refused(match: str, **options: Any) -> None:
+        with pytest.raises(sb.UsageError, match=match) as caught:
+            rewind(stream.folder, **options)
+        assert caught.value.code == "USAGE.STREAM_REWIND"
+        assert sb.CheckpointStore(stream.state).latest() == 3
+        assert published(stream.folder) == rows
+
+    refused("no checkpointLocation", checkpoint_location=stream.folder / "in")
+    shutil.copytree(stream.folder / "stream", stream.folder / "other")
+    (stream.folder / "other" / "metadata").write_text(json.dumps({"id": "another"}))
+    refused("another query", checkpoint_location=stream.folder / "other")
+    (stream.folder / "in" / "0003.parquet").rename(stream.folder / "0003.parquet")
+    refused("input file")
+    (stream.folder / "0003.parquet").rename(stream.folder / "in" / "0003.parquet")
+    assert files_of(stream.folder) == before
+    stream.lose(1, "commits")
+    refused("no commits/1")
