@@ -67,6 +67,7 @@ def test_everything_raises_after_close(make_keyed: MakeKeyed, kind: Kind) -> Non
     state = keyed.get_state(descriptor)
     kind.write(state, 1)
     iterators = [iter(state)] if kind.name in ("list", "map") else []
+    mark = keyed.mark()
     keyed.close()
     keyed.close()
     refuse(state, [*CALLS[kind.name], ("clear",), ("exists",)], sb.ClosedError)
@@ -93,6 +94,9 @@ def test_everything_raises_after_close(make_keyed: MakeKeyed, kind: Kind) -> Non
         lambda: keyed.merge_namespaces(descriptor, 1, [2]),
         lambda: keyed.advance(),
         lambda: keyed.mark(),
+        lambda: keyed.rollback(mark),
+        lambda: keyed.begin(1),
+        lambda: keyed.clear_current_key(),
         lambda: keyed.metrics(),
     ):
         with pytest.raises(sb.ClosedError):
@@ -149,15 +153,6 @@ def test_key_groups(make_keyed: MakeKeyed) -> None:
 def test_bad_configuration_is_refused_when_made(backend: sb.StateBackend, options: dict[str, Any]) -> None:
     with pytest.raises(sb.UsageError):
         backend.create_keyed_backend(**{"key_type": "bigint", **options})
-
-
-def test_32768_key_groups(make_keyed: MakeKeyed) -> None:
-    keyed = make_keyed("bigint", max_parallelism=32_768)
-    state = keyed.get_value_state(sb.ValueStateDescriptor("s", int))
-    state.update_many(range(100), range(100))
-    assert sorted(keyed.keys("s")) == list(range(100))
-    with pytest.raises(sb.UsageError):
-        _ = keyed.current_key
 
 
 @every_kind

@@ -16,23 +16,6 @@ import statebackend as sb
 pytestmark = pytest.mark.checked
 
 
-def test_reading_where_nothing_was_written_leaves_nothing(keyed: Keyed) -> None:
-    states: list[Any] = [
-        keyed.get_state(sb.ValueStateDescriptor("v", str, default="d")),
-        keyed.get_state(sb.ListStateDescriptor("l", int)),
-        keyed.get_state(sb.ReducingStateDescriptor("r", "sum", int)),
-    ]
-    maps = keyed.get_map_state(sb.MapStateDescriptor("m", int, int))
-    for spaces in (WINDOWS, [sb.VOID, *WINDOWS[:2]], ["x", "y", "x"]):
-        for state, nothing in zip(states, ("d", [], None), strict=True):
-            assert state.get_many([1, 2, 1], namespaces=spaces).to_pylist() == [nothing] * 3
-            assert state.exists_many([1, 2, 1], namespaces=spaces).to_pylist() == [False] * 3
-            state.clear_many([1, 2, 1], namespaces=spaces)
-        assert maps.get_many([1, 2, 1], [1, 1, 1], namespaces=spaces).to_pylist() == [None] * 3
-        maps.remove_many([1, 2, 1], [1, 1, 1], namespaces=spaces)
-    assert keyed.num_entries() == 0
-
-
 def test_nulls_are_void(keyed: Keyed) -> None:
     total = keyed.get_reducing_state(sb.ReducingStateDescriptor("r", "sum", int))
     total.add_many([1, 1, 1], [1, 2, 4], namespaces=pa.array([5, None, 5]))

@@ -18,8 +18,6 @@ from statebackend.state import StateDescriptor
 pytestmark = pytest.mark.checked
 
 TTL = 100
-Update = sb.StateTtlConfig.UpdateType
-Visibility = sb.StateTtlConfig.StateVisibility
 EVENT_TIME = sb.StateTtlConfig.TtlTimeCharacteristic.EventTime
 UTC = datetime.timezone.utc
 

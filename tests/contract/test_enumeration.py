@@ -398,15 +398,6 @@ def test_what_expires_is_removed(make_keyed: Callable[..., Keyed], clock: Manual
     assert keyed.metrics()["rows"] == 1
 
 
-def test_only_an_open_mark_of_its_own_counts(keyed: Keyed) -> None:
-    mark = keyed.mark()
-    keyed.release(mark)
-    with pytest.raises(sb.UsageError, match="no longer valid"):
-        keyed.count_changes(mark)
-    with pytest.raises(sb.UsageError, match="not a mark of this backend"):
-        keyed.count_changes(object())
-
-
 def test_counts_are_those_of_a_model_whatever_is_done(keyed: Keyed, rng: random.Random) -> None:
     state = states(keyed)
     model: dict[Any, Any] = {}

@@ -54,10 +54,10 @@ class Broken:
         raise TypeError("not today")
 
 
-def stale_mark(on: Handles) -> None:
+def stale_mark(on: Handles, method: str) -> None:
     mark = on.keyed.mark()
     on.keyed.release(mark)
-    on.keyed.rollback(mark)
+    getattr(on.keyed, method)(mark)
 
 
 def closed(on: Handles) -> None:
@@ -97,9 +97,11 @@ CAUSES: list[tuple[str, Callable[[Handles], object]]] = [
     ("USAGE.DDL", lambda on: sb.types.of("map<string>")),
     ("USAGE.KEY_TYPE", lambda on: on.make_keyed(list[int])),
     ("USAGE.KEY_TYPE", lambda on: sb.MapStateDescriptor("x", sb.types.PICKLE, int)),
-    ("USAGE.STALE_MARK", stale_mark),
+    ("USAGE.STALE_MARK", lambda on: stale_mark(on, "rollback")),
+    ("USAGE.STALE_MARK", lambda on: stale_mark(on, "count_changes")),
     ("USAGE.FOREIGN_MARK", lambda on: on.keyed.rollback(on.make_keyed().mark())),
     ("USAGE.FOREIGN_MARK", lambda on: on.keyed.rollback("mark")),
+    ("USAGE.FOREIGN_MARK", lambda on: on.keyed.count_changes("mark")),
     ("SERIALIZATION", lambda on: on.value(float).update(2**53 + 1)),
     ("SERIALIZATION.TYPE", lambda on: on.value(int).update(True)),
     ("SERIALIZATION.TYPE", lambda on: on.total.add_many([1], [1.5])),

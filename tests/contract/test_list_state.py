@@ -132,11 +132,3 @@ def test_other_keys_may_change_while_iterating(keyed: Keyed, state: KeyedListSta
     keyed.set_current_namespace("n")
     state.add(6)
     assert list(steps) == [1, 2]
-
-
-def test_long_lists(state: KeyedListState) -> None:
-    state.update(range(5000))
-    for number in range(5000, 5300):
-        state.add(number)
-    assert state.get() == list(range(5300))
-    assert sum(state) == sum(range(5300))

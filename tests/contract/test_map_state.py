@@ -96,11 +96,6 @@ def test_an_emptied_map_leaves_nothing_behind(keyed: Keyed, state: sb.MapState, 
     assert list(keyed.keys("s")) == []
 
 
-def test_put_all_of_nothing_does_nothing(keyed: Keyed, state: sb.MapState) -> None:
-    state.put_all({})
-    assert keyed.num_entries() == 0
-
-
 @pytest.mark.parametrize("present", [False, True])
 @pytest.mark.parametrize(
     "call",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from contract.conftest import Keyed, MakeKeyed
+from contract.conftest import Keyed
 from contract.samples import KINDS, Kind, dump
 from meddling import Meddler
 
@@ -59,15 +59,6 @@ def test_a_released_mark_is_gone(keyed: Keyed) -> None:
     keyed.release(older)
     with pytest.raises(sb.UsageError):
         keyed.rollback(older)
-
-
-def test_a_mark_of_another_backend_is_refused(make_keyed: MakeKeyed) -> None:
-    one, two = make_keyed(), make_keyed()
-    mark = one.mark()
-    two.mark()
-    for wrong in (mark, None, 1):
-        with pytest.raises((sb.UsageError, TypeError)):
-            two.rollback(wrong)
 
 
 def test_rollback_leaves_key_namespace_and_handles(keyed: Keyed) -> None:
@@ -124,15 +115,6 @@ def test_a_failed_vectorised_call_keeps_older_marks(keyed: Keyed) -> None:
     assert state.value() == 1
     keyed.rollback(mark)
     assert state.value() is None
-
-
-def test_marks_end_with_the_backend(make_keyed: MakeKeyed) -> None:
-    keyed = make_keyed()
-    mark = keyed.mark()
-    keyed.close()
-    for call in (keyed.mark, lambda: keyed.rollback(mark)):
-        with pytest.raises(sb.ClosedError):
-            call()
 
 
 @pytest.mark.parametrize("does", ["rolls back", "opens a mark", "releases"])

@@ -229,22 +229,6 @@ def test_a_state_asked_for_since_is_new(backend: sb.StateBackend, operator: sb.O
     assert everything(again) == everything(operator)
 
 
-def test_restoring_at_another_parallelism(backend: sb.StateBackend) -> None:
-    old = [backend.create_operator_backend(subtask_index=i, parallelism=2) for i in range(2)]
-    for i, each in enumerate(old):
-        each.get_list_state(numbers("s")).update([i * 10, i * 10 + 1])
-        each.get_union_list_state(numbers("u")).add(i)
-        each.get_broadcast_state(rules("b")).put("who", i)
-        assert not each.is_restored
-    contents = [each.contents() for each in old]
-    divided = {"parallelism": 3, "restore": contents}
-    new = [backend.create_operator_backend(subtask_index=i, **divided) for i in range(3)]
-    assert [each.get_list_state(numbers("s")).get() for each in new] == [[0, 1], [10], [11]]
-    assert [each.get_union_list_state(numbers("u")).get() for each in new] == [[0, 1]] * 3
-    assert [each.get_broadcast_state(rules("b"))["who"] for each in new] == [0, 1, 0]
-    assert all(each.is_restored for each in new)
-
-
 def test_lists_return_to_a_mark_after_any_use(operator: sb.OperatorStateBackend, rng: random.Random) -> None:
     state = operator.get_list_state(numbers())
     expected: list[int] = []

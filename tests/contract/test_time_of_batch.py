@@ -116,10 +116,3 @@ def test_a_cleared_key_is_none(make_keyed: MakeKeyed) -> None:
         _ = keyed.current_key
     keyed.set_current_key(2)
     assert keyed.current_key == 2
-
-
-def test_nothing_begins_on_a_closed_backend(keyed: sb.KeyedStateBackend) -> None:
-    keyed.close()
-    for call in (lambda: keyed.begin(1), keyed.clear_current_key):
-        with pytest.raises(sb.ClosedError):
-            call()

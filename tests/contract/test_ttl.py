@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contract.conftest import Keyed, MakeKeyed
-from contract.samples import KINDS, Kind, join
+from contract.samples import KINDS, Kind
 
 import statebackend as sb
 from statebackend.state.ttl import MAX_TIMESTAMP, expiration_timestamp, expired, newest_expired
@@ -230,24 +230,6 @@ def test_expiry_is_clamped(timestamp: int, ttl: int, expires: int) -> None:
 
 
 @each_kind
-@pytest.mark.parametrize("now", [-5, 0, 2**40])
-def test_state_expires_to_the_millisecond(keyed: Keyed, at: At, kind: Kind, now: int) -> None:
-    state = state_of(keyed, kind)
-    at(now)
-    kind.write(state, "x")
-    at(now + TTL - 1)
-    assert kind.read(state) == "x"
-    assert list(keyed.keys("s")) == [1]
-    at(now + TTL)
-    assert not state.exists()
-    assert list(keyed.keys("s")) == []
-    assert list(keyed.keys_and_namespaces("s")) == []
-    assert keyed.num_entries("s") == 1
-    assert kind.read(state) is None
-    assert keyed.num_entries("s") == 0
-
-
-@each_kind
 def test_the_longest_time_to_live_does_not_overflow(keyed: Keyed, at: At, kind: Kind) -> None:
     config = sb.StateTtlConfig(MAX_TIMESTAMP, cleanup_idle=True)
     state = keyed.get_state(kind.descriptor("s", STRING).enable_time_to_live(config))
@@ -371,26 +353,6 @@ def test_event_time_needs_a_clock_that_is_advanced(backend: sb.StateBackend) -> 
         keyed.get_state(descriptor)
     with backend.create_keyed_backend(int, clock=ManualClock()) as keyed:
         keyed.get_state(descriptor)
-
-
-@pytest.mark.parametrize(
-    ("target_at", "source_at", "expected"), [(0, 50, "s"), (50, 0, "t"), (50, 60, "ts"), (0, 0, None)]
-)
-def test_what_lives_is_merged_and_stamped_with_the_merge(
-    keyed: Keyed, at: At, target_at: int, source_at: int, expected: str | None
-) -> None:
-    state = keyed.get_reducing_state(with_ttl(sb.ReducingStateDescriptor("s", join, str)))
-    for namespace, now in (("t", target_at), ("s", source_at)):
-        at(now)
-        keyed.set_current_namespace(namespace)
-        state.add(namespace)
-    at(120)
-    keyed.merge_namespaces(state.descriptor, "t", ["s", "none"])
-    assert keyed.num_entries() == (expected is not None)
-    keyed.set_current_namespace("t")
-    for now, left in ((120, expected), (120 + TTL - 1, expected), (120 + TTL, None)):
-        at(now)
-        assert state.get() == left
 
 
 @each_kind
