@@ -16,6 +16,7 @@ import itertools
 import os
 import random
 import secrets
+import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from types import ModuleType
@@ -155,6 +156,18 @@ def np_rng(rng: random.Random) -> np.random.Generator:
 def day_rng(request: pytest.FixtureRequest) -> random.Random:
     """A generator seeded by ``--day`` and the name of the test: it chooses the cases of a run without ``--stress``."""
     return random.Random(f"{request.config.option.day}:{request.node.nodeid}")
+
+
+@pytest.fixture
+def traced() -> Iterator[Callable[[], int]]:
+    """Bytes traced since the start of the test."""
+    gc.collect()
+    tracemalloc.start()
+    start = tracemalloc.get_traced_memory()[0]
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[0] - start
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.fixture

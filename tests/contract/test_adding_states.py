@@ -159,6 +159,7 @@ def test_an_accumulator_may_be_changed_in_place(keyed: Keyed) -> None:
 REDUCED = [
     ("sum", "bigint", [2**62, 2**62 - 1, -5], 2**63 - 6),
     ("sum", "tinyint", [100, 27], 127),
+    ("sum", "tinyint", [-127, -1], -128),
     ("sum", "double", [0.1, 0.2], 0.1 + 0.2),
     ("sum", "double", [INF, -INF], NAN),
     ("sum", "float", [0.1, 0.2], 0.30000001192092896),
@@ -212,6 +213,7 @@ def test_named_reductions(keyed: Keyed, name: str, declared: str, values: list[A
         ("sum", "tinyint", [100, 28]),
         ("sum", "decimal(4,1)", ["999", "1"]),
         ("product", "smallint", [256, 128]),
+        ("product", "int", [-(2**31), -1]),
         ("product", "bigint", [2**32, 2**31]),
     ],
 )

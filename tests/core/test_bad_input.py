@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +36,6 @@ def call_everything(table: StateTable, key: Any, value: Any) -> Iterator[Callabl
         table.timestamp,
         table.remove,
         table.group_of,
-        table.entry,
         table.chain,
     ):
         yield lambda method=method: method(key)
@@ -236,9 +236,11 @@ def test_a_table_or_view_needs_a_core(wrong: Any) -> None:
     for call in (core.rollback, core.release, StateTable(core).dirty):
         with pytest.raises(TypeError):
             call(wrong)
-    for call in (core.rollback, StateTable(core).dirty):
+    for call, mark in itertools.product(
+        (core.rollback, StateTable(core).dirty), (CoreMark(), StateCore().mark())
+    ):
         with pytest.raises(UsageError):
-            call(CoreMark())
+            call(mark)
 
 
 # --- snapshots ----------------------------------------------------------------------------------------------
@@ -260,9 +262,14 @@ def test_snapshots_that_cannot_be_read() -> None:
         with pytest.raises(TypeError):
             call()
     assert table.rows_in(view) == {}
-    view.release()
-    view.release()
-    assert view.version == 0
+    newer = core.snapshot()
+    for _ in range(2):
+        view.release()
+        core.advance()
+        assert (view.version, core.metrics()["snapshots"]) == (0, [newer.version])
+    del newer
+    core.advance()
+    assert core.metrics()["snapshots"] == []
     for call in (lambda: view.rows(table, 2, 2), lambda: view.group_sizes(table)):
         with pytest.raises(ClosedError):
             call()
@@ -280,7 +287,6 @@ AFTER_CLOSE = [
     "list(table)",
     "table.keys_of(0)",
     "len(table)",
-    "table.entry(1)",
     "table.chain(1)",
     "table.group_of(1)",
     "table.map_info(0)",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from map_model import packed, reduce_many
+from twin.implementations import reclaim
 
 from statebackend._core.core_probe import StateTable
 from statebackend._core.kernels import batch_kernels
@@ -22,13 +23,8 @@ def values_for(keys: Any, turn: int) -> list[bytes]:
     return [b"%020d" % key + b"x" * ((key + turn) % 24) for key in keys.tolist()]
 
 
-def drain(core: StateCore) -> None:
-    while core.advance(1 << 20):
-        pass
-
-
 def run_bytes(core: StateCore) -> int:
-    drain(core)
+    reclaim(core)
     return int(core.arena.usage()["run_bytes"])
 
 
@@ -49,7 +45,7 @@ def test_all_blobs_come_back_whatever_the_number_of_threads(np_rng: np.random.Ge
     # How many slabs the lanes share depends on who comes first; what were lost would add up over six turns.
     assert max(seen[6:]) <= 1.3 * max(seen[:6])
     batch_kernels.remove_many(table, packed([b"key %d" % key for key in keys.tolist()]), threads=3)
-    drain(core)
+    reclaim(core)
     assert core.arena.usage()["blob_bytes"] == 0
     assert run_bytes(core) < 1 << 20
 

@@ -268,34 +268,3 @@ def test_counts_are_those_of_the_model(is_blob, hash_mask, removals):
         while marks and rng.random() < 0.4:
             core.release(marks.pop(rng.randrange(len(marks))).mark)
     assert seen == ({True, False} if removals else {False})
-
-
-def test_lists_and_objects_count_once_however_often_they_change():
-    core = StateCore()
-    lists = StateTable(core, value=("list", "long"))
-    objects = StateTable(core, value="object", copy_value=list)
-    lists.append(1, 10)
-    objects.put(1, [10])
-    objects.put(2, [20])
-    mark = core.mark()
-    for number in range(5):
-        lists.append(1, number)
-        lists.append(2, number)
-        objects.put(1, [number])
-    objects.get(2)  # which may copy it: no change
-    assert count_changes(lists, mark) == (2, 0)
-    assert count_changes(objects, mark) == (1, 0)
-
-
-def test_a_batch_counts_its_distinct_keys():
-    core = StateCore()
-    table = StateTable(core)
-    update_many(table, np.arange(100), np.arange(100))
-    mark = core.mark()
-    with core.snapshot():  # entries are cloned, then written
-        update_many(table, np.repeat(np.arange(50, 150), 3), np.arange(300))
-    assert count_changes(table, mark) == (100, 0)
-    later = core.mark()
-    update_many(table, np.arange(0, 60), np.arange(60))
-    assert count_changes(table, later) == (60, 0)
-    assert count_changes(table, mark) == (150, 0)

@@ -10,7 +10,6 @@ from twin.implementations import (
     MapRules,
     contents,
     copies,
-    reclaim,
     slots,
     view_contents,
 )
@@ -123,62 +122,3 @@ class TestGrowth(MapRules):
             assert view_contents(view, table) == state
         assert contents(table) == state
         table._check()
-
-    def test_capacity_doubles_and_doubling_never_starts_during_a_rehash(self):
-        _, table = self.make(initial_capacity=4)
-        before = table.map_info(0) or {"primary_capacity": 4, "secondary_capacity": 0}
-        for key in range(3000):
-            table.put(key, key)
-            now = table.map_info(0)
-            if before["secondary_capacity"] and now["secondary_capacity"]:
-                assert now["secondary_capacity"] == before["secondary_capacity"]
-            if now["primary_capacity"] != before["primary_capacity"]:
-                assert now["primary_capacity"] == before["secondary_capacity"]
-            assert now["secondary_capacity"] in (0, 2 * now["primary_capacity"])
-            before = now
-        assert before["primary_capacity"] == 4096
-        table._check()
-
-    def test_capacity_never_shrinks_until_the_map_is_empty(self):
-        _, table = self.make(initial_capacity=4)
-        for key in range(90):
-            table.put(key, key)
-        while table.map_info(0)["secondary_capacity"]:
-            table.contains(0)
-        for key in range(89):
-            table.remove(key)
-            assert table.map_info(0)["primary_capacity"] == 128
-        table.remove(89)
-        info = table.map_info(0)
-        assert (info["primary_capacity"], info["run_bytes"], info["threshold"]) == (4, 0, 3)
-        table.put(1, 1)
-        assert contents(table) == {1: 1}
-
-    @pytest.mark.parametrize("hash_mask", [0, 3, 0xFFFFFFFF], ids=hex)
-    @pytest.mark.parametrize("change", ["write", "insert", "remove", "read"])
-    def test_a_snapshot_at_every_point_of_a_rehash_stays_as_it_was(self, change, hash_mask):
-        core, table, state = self.rehashing(64, hash_mask=hash_mask)
-        views, key = [], 0
-        while table.map_info(0)["secondary_capacity"]:
-            views.append((core.snapshot(), dict(state)))
-            if change == "write":
-                table.put(key, -1)
-                state[key] = -1
-            elif change == "insert":
-                table.put(-1 - key, key)
-                state[-1 - key] = key
-            elif change == "remove":
-                table.remove(key)
-                del state[key]
-            else:
-                table.get(key)
-            key += 1
-            table._check()
-        for view, expected in views:
-            assert view_contents(view, table) == expected
-            assert view.group_sizes(table)[0] == len(expected)
-        for view, _ in views:
-            view.release()
-        reclaim(core)
-        assert contents(table) == state
-        assert table.map_info(0)["used_slots"] == len(state)

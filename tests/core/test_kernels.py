@@ -219,28 +219,6 @@ def test_append(layout: Layout, day_rng: random.Random) -> None:
         remove_and_compare(pair, rows // 2, options)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("condition", ["plain", "snapshot in mark"])
-def test_a_batch_that_starts_and_ends_mid_rehash(condition: str, threads: int, rng: random.Random) -> None:
-    """Batches of every size: somewhere among them every map doubles, moves and finishes."""
-    pair = Pair(Layout("long"), rng, condition, n=20, max_parallelism=2)
-    n = 20
-    rehashing = set()
-    for rows in (10, 30, 100, 300, 1_000, 5_000, 20_000):
-        numbers = [rng.randrange(n + rows) for _ in range(rows)]
-        values = list(range(rows))
-        batch_kernels.update_many(
-            pair.kernel, key_array(pair.layout, numbers), np.array(values), threads=threads
-        )
-        for number, value in zip(numbers, values, strict=True):
-            pair.scalar.put(key_of(pair.layout, number), value)
-        rehashing.add(pair.kernel.metrics()["rehashing_maps"] > 0)
-        pair.check()
-        n += rows
-    assert rehashing == {True, False}
-    pair.compare()
-
-
 def test_more_rows_than_a_chunk(np_rng: np.random.Generator) -> None:
     core = StateCore()
     table = StateTable(core, value="long", max_parallelism=16)
@@ -318,30 +296,6 @@ def test_an_overflow_undoes_the_whole_call(
                     timestamp=7,
                     threads=rng.choice(THREADS),
                 )
-
-
-@pytest.mark.parametrize("kind", INTEGER_BITS)
-def test_overflow_downwards_and_at_the_edge(kind: str) -> None:
-    bits = INTEGER_BITS[kind]
-    dtype = f"i{bits // 8}"
-    table = StateTable(StateCore(), value=kind)
-    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-    for start, step, reduction, result in [
-        (low, -1, "sum", None),
-        (low + 1, -1, "sum", low),
-        (high - 1, 1, "sum", high),
-        (high, 1, "sum", None),
-        (low, -1, "product", None),
-        (high, -1, "product", -high),
-        (low, 0, "product", 0),
-    ]:
-        table.put(1, start)
-        if result is None:
-            with pytest.raises(OverflowError):
-                reduce_many(table, np.array([1]), np.array([step], dtype), reduction)
-        else:
-            reduce_many(table, np.array([1]), np.array([step], dtype), reduction)
-        assert table.get(1) == (start if result is None else result)
 
 
 def test_a_foreign_key_in_the_second_chunk_takes_the_first_back(np_rng: np.random.Generator) -> None:

@@ -176,35 +176,6 @@ def test_random_histories_equal_a_dict_of_dicts(layout, seed, steps):
     MapStateModel(seed, *layout).run(steps, check_every=steps // 24)
 
 
-@pytest.mark.parametrize(
-    ("value", "sample"), [("long", 5), ("bool", True), ("bytes", b"x"), ("object", [1]), (3, b"abc")]
-)
-@pytest.mark.parametrize("timestamps", [False, True])
-def test_values_may_be_none(value, sample, timestamps):
-    core = StateCore()
-    table = MapTable(core, value=value, nullable=True, timestamps=timestamps)
-    assert table.entries.takes_none
-    table.put(1, 1, None)
-    table.put(1, 2, sample)
-    mark = core.mark()
-    view = core.snapshot()
-    table.put(1, 1, sample)
-    table.put(1, 2, None)
-    assert list(table.items(1)) == [(1, sample), (2, None)]
-    assert table.contains(1, 2)
-    assert sorted(rows_in(view, table.entries).items())[0][1] is None
-    if value != "object":
-        rows = view.rows(table.entries, 0, 127).columns()
-        assert sorted(rows["is_null"].tolist()) == [False, True]
-    core.rollback(mark)
-    assert list(table.items(1)) == [(1, None), (2, sample)]
-    table.entries._check()
-    view.release()
-    if value == "long":  # unless asked, values are not None
-        with pytest.raises(TypeError):
-            MapTable(core, value=value, timestamps=timestamps).put(0, 1, None)
-
-
 def test_clearing_a_map_under_a_mark_journals_nothing_else_again():
     core = StateCore(seed=1)
     table = MapTable(core)

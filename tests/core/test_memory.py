@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import time
-import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from twin.implementations import reclaim
 
 from statebackend._core.core_probe import StateTable
 from statebackend._core.kernels import batch_kernels
@@ -20,23 +20,6 @@ from statebackend._core.tables.state_core import StateCore
 pytestmark = pytest.mark.checked
 
 EXTENT = 2 << 20
-
-
-@pytest.fixture
-def traced() -> Iterator[Callable[[], int]]:
-    """Bytes traced since the start of the test."""
-    gc.collect()
-    tracemalloc.start()
-    start = tracemalloc.get_traced_memory()[0]
-    try:
-        yield lambda: tracemalloc.get_traced_memory()[0] - start
-    finally:
-        tracemalloc.stop()
-
-
-def drain(core: StateCore) -> None:
-    while core.advance(1 << 20):
-        pass
 
 
 def fill(table: StateTable, first: int, last: int) -> None:
@@ -55,7 +38,7 @@ def test_bytes_per_entry_at_two_million(groups: int, traced: Callable[[], int]) 
     n = 2_000_000
     for first in range(0, n, 100_000):
         fill(table, first, first + 100_000)
-    drain(core)
+    reclaim(core)
     core.arena.trim()
     assert len(table) == n
     assert table.metrics()["stride"] <= 28
@@ -104,7 +87,7 @@ def test_thirty_two_thousand_key_groups_are_cheap(traced: Callable[[], int]) -> 
     assert traced() - before < 300_000, "a pointer a group"
     keys = np.arange(10)
     batch_kernels.update_many(table, keys, keys)
-    drain(core)
+    reclaim(core)
     core.arena.trim()
     assert traced() - before - core.arena.usage()["extent_bytes"] < 320_000
     assert core.arena.usage()["run_bytes"] < 10 * 1024
@@ -117,7 +100,7 @@ def test_thirty_two_thousand_key_groups_are_cheap(traced: Callable[[], int]) -> 
     core.release(mark)
     assert table.rows_in(view) == {(key, 0): key for key in range(10)}
     view.release()
-    drain(core)
+    reclaim(core)
     assert [table.get(key) for key in range(10)] == list(range(10))
 
 
@@ -152,7 +135,7 @@ def test_emptied_tables_give_memory_back(value: Any, how: str, traced: Callable[
             table.remove(key)
     elif how == "rollback":
         batch_kernels.remove_many(table, keys)
-        drain(core)
+        reclaim(core)
         mark = core.mark()
         if isinstance(value, tuple):
             batch_kernels.append_many(table, keys, keys)
@@ -169,7 +152,7 @@ def test_emptied_tables_give_memory_back(value: Any, how: str, traced: Callable[
         assert traced() < 1_000_000 + keys.nbytes
         return
     if how != "close":
-        drain(core)
+        reclaim(core)
         table._check()
     core._check()
     usage = core.arena.usage()
@@ -187,13 +170,13 @@ def test_a_released_snapshot_gives_its_copies_back() -> None:
     batch_kernels.update_many(table, keys, -keys)
     assert core.arena.usage()["run_bytes"] > before + 200_000 * 24
     view.release()
-    drain(core)
+    reclaim(core)
     metrics = table.metrics()
     # The slots of the copies stay with their maps for the next snapshot; pages and directories go.
     assert metrics["used_slots"] == 200_000
     assert core.arena.usage()["run_bytes"] == bytes_held(table)
     batch_kernels.remove_many(table, keys)
-    drain(core)
+    reclaim(core)
     assert core.arena.usage()["run_bytes"] == 0
 
 
@@ -213,7 +196,7 @@ def test_an_open_mark_costs_what_was_changed_under_it_and_gives_it_back() -> Non
     batch_kernels.update_many(table, keys, keys)  # not again
     assert core.arena.usage()["run_bytes"] - before == taken
     core.release(mark)
-    drain(core)
+    reclaim(core)
     assert core.arena.usage()["run_bytes"] == before
 
 
@@ -246,7 +229,7 @@ def test_arrays_of_extents_outlive_what_they_show(traced: Callable[[], int]) -> 
     sums = [int(array.sum()) for array in arrays]
     del again[::2]
     batch_kernels.remove_many(table, keys)
-    drain(core)
+    reclaim(core)
     core.arena.trim()
     assert core.arena.usage()["extent_bytes"] == 0
     assert core.arena.memory() == []

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from twin.implementations import reclaim
 
 from statebackend._core.core_probe import MapTable, StateTable, objects_held
 from statebackend._core.kernels import batch_kernels
@@ -64,18 +65,13 @@ class Tables:
             table._check()
 
 
-def drain(core: StateCore) -> None:
-    while core.advance(1 << 20):
-        pass
-
-
 def roll_back(tables: Tables) -> None:
     mark = tables.core.mark()
     tables.fill(range(20, 40))
     tables.core.rollback(mark)
     tables.core.release(mark)
     tables.clear(range(20))
-    drain(tables.core)
+    reclaim(tables.core)
 
 
 def release_on_another_thread(tables: Tables) -> None:
@@ -94,7 +90,7 @@ def release_on_another_thread(tables: Tables) -> None:
 
 def clear_all(tables: Tables) -> None:
     tables.clear(range(20))
-    drain(tables.core)
+    reclaim(tables.core)
 
 
 def close_under_a_view(tables: Tables) -> None:
@@ -113,7 +109,7 @@ def test_no_reference_is_left_at_the_end(end: Callable[[Tables], None]) -> None:
     tables = Tables()
     tables.fill(range(20))
     tables.fill(range(10))
-    drain(tables.core)
+    reclaim(tables.core)
     tables.check()
     assert Ends.alive == objects_held(tables.core) == 20 * 43 + 10 * 40
     end(tables)
@@ -160,7 +156,7 @@ def test_a_finaliser_finds_whole_tables_and_may_change_them(how: str) -> None:
         tables.core.close()
     else:
         tables.core.release(mark)
-        drain(tables.core)
+        reclaim(tables.core)
         tables.check()
     assert len(seen) == 20 * 43
     tables.core.close()

@@ -34,21 +34,6 @@ def test_what_belongs_to_a_snapshot_is_cloned_after_renumbering_and_nothing_else
         assert view_contents(view, table) == {1: 1, 2: 2}
 
 
-def test_what_was_written_since_a_mark_is_journalled_once_after_renumbering(implementation):
-    made = implementation.chained(1, 2)
-    core, table = made.core, made.table
-    mark = core.mark()
-    table.put(1, -1)
-    set_state_version(core, LAST_VERSION)
-    with core.snapshot() as view:
-        table.put(1, -2)
-        table.put(2, -2)
-        assert table.dirty(mark) == {(1, 0), (2, 0)}
-        core.rollback(mark)
-        assert contents(table) == {1: 1, 2: 2}
-        assert view_contents(view, table) == {1: -1, 2: 2}
-
-
 def test_an_idle_core_begins_anew(implementation):
     made = implementation.chained(1, 2)
     core, table = made.core, made.table

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from map_model import reduce_many
+from twin.implementations import reclaim
 
 import statebackend as sb
 from statebackend._core.core_probe import StateTable, fail_allocation
@@ -16,11 +17,6 @@ from statebackend._core.kernels import batch_kernels
 from statebackend._core.tables.state_core import StateCore
 
 pytestmark = pytest.mark.checked
-
-
-def settle(core: StateCore) -> None:
-    while core.advance(1 << 20):
-        pass
 
 
 def filled(keys: int, **options: Any) -> tuple[StateCore, StateTable]:
@@ -46,7 +42,7 @@ def test_what_is_left_takes_at_most_twice_what_it_needs(max_parallelism: int, ve
     else:
         for key in gone.tolist():
             table.remove(key)
-    settle(core)
+    reclaim(core)
     table._check()
     used = core.metrics()["run_bytes"]
     fresh_core = StateCore(seed=1)
@@ -68,7 +64,7 @@ def test_snapshots_of_before_and_during_show_their_own_moment() -> None:
     for view, contents in random.Random(1).sample(views, len(views)):
         assert {key: value for (key, _), value in table.rows_in(view).items()} == contents
         view.release()
-        settle(core)
+        reclaim(core)
         table._check()
     assert table.map_info(0)["run_bytes"] < 100_000
 
@@ -84,7 +80,7 @@ def test_a_rollback_brings_back_what_left_while_the_map_was_shrinking() -> None:
             table.remove(key)
         else:
             table.put(key, -key)
-    settle(core)
+    reclaim(core)
     core.rollback(mark)
     table._check()
     assert {entry.key: entry.value for entry in table} == before
@@ -96,12 +92,12 @@ def test_a_map_goes_on_shrinking_after_a_rollback_of_a_removal() -> None:
         table.remove(key)
     mark = core.mark()
     table.remove(99_999)
-    settle(core)
+    reclaim(core)
     core.rollback(mark)
     core.release(mark)
     for key in range(99_990):
         table.remove(key)
-    settle(core)
+    reclaim(core)
     table._check()
     assert bytes_of(table) < 4_000
 
@@ -127,7 +123,7 @@ def test_a_rollback_that_memory_ended_keeps_what_a_later_snapshot_sees() -> None
             contents = table.rows_in(second)
             core.rollback(mark)
             core.release(mark)
-            settle(core)
+            reclaim(core)
             for key in range(1_000, 1_900):
                 table.put(key, b"zzzz%d" % key)
             assert table.rows_in(second) == contents

@@ -71,8 +71,11 @@ class Pair:
 
     def rollback(self):
         if self.marks:
-            del self.marks[self.random.randrange(len(self.marks)) + 1 :]
+            left = self.random.randrange(len(self.marks)) + 1
+            self.marks, ended = self.marks[:left], self.marks[left:]
             self.on_each(self.marks[-1], lambda core, table, mark: core.rollback(mark))
+            for mark in ended:
+                assert not self.on_each(mark, lambda core, table, mark: mark.is_open)
 
     def release_mark(self):
         if self.marks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,18 +72,6 @@ SAMPLES: list[tuple[t.Type, Any]] = [
     (t.PICKLE, ("an", "object")),
 ]
 by_type = pytest.mark.parametrize(("declared", "sample"), SAMPLES, ids=repr)
-
-
-@pytest.fixture
-def traced() -> Iterator[Callable[[], int]]:
-    """Bytes traced since the start of the test."""
-    gc.collect()
-    tracemalloc.start()
-    start = tracemalloc.get_traced_memory()[0]
-    try:
-        yield lambda: tracemalloc.get_traced_memory()[0] - start
-    finally:
-        tracemalloc.stop()
 
 
 def give_back(keyed: Any) -> None:

@@ -232,13 +232,6 @@ cdef class StateTable(CoreTable):
         self.split_key(key, 0, &k)
         return k.group
 
-    def entry(self, key, uint32_t namespace=0):
-        """Return the live StateEntry of a key, or None. Changes nothing, not even a rehash in progress."""
-        for entry in self.chain(key, namespace):
-            if (entry.key, entry.namespace) == (key, namespace):
-                return entry
-        return None
-
     def chain(self, key, uint32_t namespace=0):
         """Return the live entries in the bucket of a key, head first."""
         cdef CoreKey k

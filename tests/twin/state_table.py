@@ -163,11 +163,6 @@ class StateTable:
                 yield slot
                 slot = following
 
-    def entry(self, key, namespace=0):
-        hash, group = self.split_key(key, namespace)
-        slot = find(self.maps[group], key, namespace, hash) if group in self.maps else None
-        return None if slot is None else StateEntry(slot)
-
     def chain(self, key, namespace=0):
         hash, group = self.split_key(key, namespace)
         slot = chain_head(self.maps[group], hash) if group in self.maps else None
