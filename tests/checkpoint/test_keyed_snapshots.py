@@ -436,8 +436,9 @@ def test_32768_key_groups(tmp_path: Path, rng: random.Random) -> None:
         assert sorted(numbers) == list(range(5_000))
 
 
-def test_one_element_of_a_large_collection_is_written_alone(tmp_path: Path) -> None:
-    with create("heap", int) as keyed, open_store(tmp_path, int) as store:
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_one_element_of_a_large_collection_is_written_alone(tmp_path: Path, backend: str) -> None:
+    with create(backend, int) as keyed, open_store(tmp_path, int) as store:
         numbers = keyed.get_state(sb.ListStateDescriptor("numbers", int))
         entries = keyed.get_state(sb.MapStateDescriptor("entries", int, int))
         filler = keyed.get_state(sb.ValueStateDescriptor("filler", int))
@@ -453,8 +454,8 @@ def test_one_element_of_a_large_collection_is_written_alone(tmp_path: Path) -> N
         base, delta = committed.files.values()
         assert base.size > 100_000
         assert delta.size < 3000
-        for backend in BACKENDS:
-            with create(backend, int, restore=committed) as again:
+        for other in BACKENDS:
+            with create(other, int, restore=committed) as again:
                 again.set_current_key(0)
                 found = again.get_state(sb.ListStateDescriptor("numbers", int)).get()
                 assert (len(found), found[-1]) == (100_001, -1)

@@ -48,16 +48,6 @@ def test_scalar_access(db: Database, a: ColumnFamily) -> None:
     assert db.get(a, b"k2") is None
 
 
-def test_column_families_are_apart(db: Database) -> None:
-    a, default = db.column_family("a"), db.column_family("default")
-    put(db, a, b"k", b"in a")
-    assert db.get(default, b"k") is None
-    b = db.create_column_family("b", Options())
-    put(db, b, b"k", b"in b")
-    assert db.get(a, b"k") == b"in a"
-    assert db.column_families() == ["default", "a", "b"]
-
-
 def test_a_dropped_family_is_refused_and_its_name_is_free(db: Database) -> None:
     b = db.create_column_family("b", Options())
     same = db.column_family("b")
@@ -88,8 +78,11 @@ def test_families_do_not_grow_with_making_and_dropping(db: Database) -> None:
 
 
 def test_a_family_of_another_database_is_refused(db: Database, tmp_path: Path) -> None:
-    with open_database(tmp_path / "other") as other, pytest.raises(UsageError, match="of another database"):
-        db.get(other.column_family("a"), b"k")
+    with open_database(tmp_path / "other") as other:
+        family, batch = other.column_family("a"), WriteBatch(db)
+        for call in (lambda: db.get(family, b"k"), lambda: batch.put(family, b"k", b"v")):
+            with pytest.raises(UsageError, match="of another database"):
+                call()
 
 
 def test_what_was_written_is_there_when_opened_again(tmp_path: Path) -> None:

@@ -150,27 +150,6 @@ def test_a_list_with_a_time_to_live_is_written_whole(tmp_path: Path) -> None:
         assert written(take(keyed, store, 1), "tags") == {1: ("PUT", ["old", "new"])}
 
 
-def test_one_element_more_in_a_long_list_is_a_small_file(tmp_path: Path) -> None:
-    with (
-        sb.CheckpointStore(tmp_path, compression=None).open_for_writing(key_type=int) as store,
-        sb.create_backend("rocksdb").create_keyed_backend(int) as keyed,
-    ):
-        tags = keyed.get_state(TAGS)
-        for key in range(3):
-            at(keyed, tags, key).add_all(["an element of a long list"] * 20_000)
-        (base,) = take(keyed, store, 0).files.values()
-        at(keyed, tags, 1).add("one more")
-        committed = take(keyed, store, 1)
-        delta = committed.snapshots[0].files[-1]
-        assert delta.kind == "delta"
-        assert delta.size < 4_000 < base.size // 100
-        for backend in ("heap", "reference", "rocksdb"):
-            created = sb.create_backend(backend).create_keyed_backend(int, restore=committed)
-            with created as restored:
-                found = at(restored, restored.get_state(TAGS), 1).get()
-                assert (len(list(found)), list(found)[-1]) == (20_001, "one more")
-
-
 @pytest.mark.parametrize("block", [1, 7, 65_536])
 def test_a_base_has_every_row_once_whatever_the_batch_has_in_front(
     tmp_path: Path, block: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch

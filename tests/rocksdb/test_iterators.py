@@ -3,40 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from rocks import ColumnFamily, Database, Iterator, delete, put, texts
+from rocks import ColumnFamily, Database, Iterator, put, texts
 
 from statebackend._core.rocksdb.binding.iterators import successor
 from statebackend.errors import UsageError
 
 pytestmark = pytest.mark.checked
-
-KEYS = [
-    b"a",
-    b"ab",
-    b"ab\0",
-    b"abc",
-    b"ab\xff",
-    b"ab\xff\xff",
-    b"ac",
-    b"b",
-    b"\xff",
-    b"\xff\xff",
-    b"\xff\xff1",
-]
-
-
-def fill(db: Database) -> None:
-    """Half of the keys lie in files, the others in memory; some that are gone lie beside them."""
-    a = db.column_family("a")
-    for key in KEYS[::2]:
-        put(db, a, key, b"v" + key)
-    for key in (b"aa", b"abz", b"zz"):
-        put(db, a, key, b"removed")
-    db.flush([a])
-    for key in KEYS[1::2]:
-        put(db, a, key, b"v" + key)
-    for key in (b"aa", b"abz", b"zz"):
-        delete(db, a, key)
 
 
 def test_successors() -> None:

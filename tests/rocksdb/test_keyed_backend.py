@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import threading
 import time
@@ -385,25 +384,8 @@ view = keyed._take_rows()
 """
 
 
-IN_A_CHILD = """
-import gc
-import os
-pid = os.fork()
-if pid == 0:
-    try:
-        state[5]
-    except sb.errors.UsageError as error:
-        os._exit(0 if error.code == "USAGE.FORKED" else 2)
-    os._exit(3)
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-assert state[5] == 6
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-@pytest.mark.parametrize("code", ["", IN_A_CHILD], ids=["alone", "a child is refused"])
-def test_the_interpreter_ends_with_everything_open(tmp_path: Path, code: str) -> None:
-    done = run(OPEN_AT_THE_END + code, tmp_path)
+def test_the_interpreter_ends_with_everything_open(tmp_path: Path) -> None:
+    done = run(OPEN_AT_THE_END, tmp_path)
     assert (done.stdout, done.stderr) == ("", "")
     assert list(tmp_path.iterdir()) == []
 

@@ -15,12 +15,6 @@ from statebackend.errors import BackendUnavailableError, ClosedError, StoreError
 pytestmark = pytest.mark.checked
 
 
-def test_version_and_path() -> None:
-    assert library.loaded_path() == find_library().path
-    assert tuple(map(int, library.version().split("."))) >= library.OLDEST
-    library.load(find_library().path)
-
-
 def test_another_library_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BackendUnavailableError, match="another RocksDB library") as error:
         library.load(tmp_path / "librocksdb.so")

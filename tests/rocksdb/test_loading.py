@@ -13,7 +13,6 @@ import pytest
 import statebackend as sb
 from statebackend.backends.rocksdb import row_loader
 from statebackend.checkpoint.format import Op
-from statebackend.keys import range_for
 
 pytestmark = pytest.mark.checked
 
@@ -212,26 +211,3 @@ def break_at(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     monkeypatch.setattr(row_loader, "TableFile", Breaking)
     monkeypatch.setattr(row_loader, "ingest", ingest)
     monkeypatch.setattr(row_loader, "_values", breaking_values)
-
-
-def test_each_instance_loads_its_own_key_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From one instance to several, and back."""
-    small_files(monkeypatch, gathered=2_000, file=5_000)
-    with sb.CheckpointStore(tmp_path).open_for_writing(key_type=int) as store:
-        with sb.create_backend("rocksdb").create_keyed_backend(int) as keyed:
-            keyed.get_state(COUNT).update_many(range(5000), range(5000))
-            committed = store.commit(0, [keyed.snapshot(0, store).result()])
-        for number, parallelism in enumerate([1, 2, 3, 1], 1):
-            snapshots, found = [], {}
-            for index in range(parallelism):
-                own = range_for(128, parallelism, index)
-                created = sb.create_backend("rocksdb").create_keyed_backend(
-                    int, key_group_range=own, restore=committed
-                )
-                with created as keyed:
-                    count = keyed.get_state(COUNT)
-                    keys = list(keyed.keys("count"))
-                    found.update(zip(keys, count.get_many(keys).to_pylist(), strict=True))
-                    snapshots.append(keyed.snapshot(number, store).result())
-            assert found == {n: n for n in range(5000)}
-            committed = store.commit(number, snapshots)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import statebackend as sb
-from statebackend.testing import ManualClock
 
 pytestmark = pytest.mark.checked
 
@@ -64,24 +63,3 @@ def test_removing_in_another_namespace_leaves_a_value_in_deltas(tmp_path: Path, 
                 state = keyed.get_state(descriptor)
                 keyed.set_current_key(1)
                 assert read(state) == expected
-
-
-@pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
-def test_the_first_of_equal_rows_drops_what_has_expired_in_a_list(backend: str) -> None:
-    clock = ManualClock(1_000)
-    ttl = (
-        sb.StateTtlConfig.new_builder(50)
-        .update_ttl_on_read_and_write()
-        .return_expired_if_not_cleaned_up()
-        .disable_cleanup_in_background()
-        .build()
-    )
-    with of(backend, clock=clock) as keyed:
-        state = keyed.get_list_state(sb.ListStateDescriptor("l", int).enable_time_to_live(ttl))
-        keyed.set_current_key(1)
-        state.add(1)
-        clock.advance(40)
-        keyed.set_current_key(1)
-        state.add(2)
-        clock.advance(30)
-        assert state.get_many([1, 2, 1]).to_pylist() == [[1, 2], [], [2]]

@@ -175,15 +175,6 @@ def test_a_base_that_builds_on_nothing_names_no_older_file(tmp_path: Path, nativ
         third.verify()
 
 
-def test_a_file_of_an_aborted_snapshot_is_not_named_again(tmp_path: Path, native: Any) -> None:
-    with open_store(tmp_path / "store") as store, native() as keyed:
-        keyed.get_value_state(COUNT).update_many([1, 2], [1, 2])
-        pending = keyed.snapshot(0, store)
-        pending.result()
-        pending.abort()
-        commit(keyed, store, 1).verify()
-
-
 def test_two_databases_that_began_with_one_checkpoint_share_no_label_but_its_own(
     tmp_path: Path, native: Any
 ) -> None:

@@ -119,8 +119,3 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
 def test_rules_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         ExpiryRules(CommittedClock(), **wrong)  # type: ignore[arg-type]
-
-
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(UsageError, match="no compression"):
-        column_family_settings(predefined("DEFAULT"), compression="best")

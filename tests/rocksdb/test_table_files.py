@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rocks import CommittedClock, Database, ExpiryRules, Iterator, Options, merge, put, rows
+from rocks import Database, Iterator, Options, put, rows
 
 import statebackend as sb
 from statebackend._core.rocksdb.binding.table_files import TableFile, ingest
@@ -32,30 +32,6 @@ def test_what_is_taken_in_is_read_and_lies_on_the_last_level(db: Database, tmp_p
     (file,) = db.live_files()
     assert (file["family"], file["level"], file["entries"]) == ("a", 6, 5000)
     assert not path.exists(), "the database has it now"
-
-
-def test_it_is_newer_than_what_was_written_before_and_older_than_what_comes_after(
-    db: Database, tmp_path: Path
-) -> None:
-    family = db.column_family("a")
-    put(db, family, b"k1", b"in a memtable")
-    put(db, family, b"k3", b"stays")
-    ingest(family, write(tmp_path / "1.sst", {b"k1": b"first", b"k2": b"first", b"k4": b"first"}))
-    ingest(family, write(tmp_path / "2.sst", {b"k2": b"second"}))
-    put(db, family, b"k4", b"after")
-    db.flush()
-    db.compact(family)
-    assert [db.get(family, b"k%d" % n) for n in (1, 2, 3, 4)] == [b"first", b"second", b"stays", b"after"]
-
-
-def test_what_is_appended_to_a_list_in_a_file_is_merged_with_it(tmp_path: Path) -> None:
-    rules = ExpiryRules(CommittedClock(), "fixed_list", element_bytes=8)
-    options = Options(rules=rules, is_list=True)
-    with Database(tmp_path / "db", Options(), {"lists": options}) as db:
-        family = db.column_family("lists")
-        ingest(family, write(tmp_path / "1.sst", {b"k": b"8 bytes." * 2}, options))
-        merge(db, family, b"k", b"appended")
-        assert db.get(family, b"k") == b"8 bytes.8 bytes.appended"
 
 
 def test_an_iterator_goes_on_in_the_database_as_it_was(db: Database, tmp_path: Path) -> None:

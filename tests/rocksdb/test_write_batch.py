@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from rocks import ColumnFamily, Database, Iterator, Options, WriteBatch, open_database, put, rows
+from rocks import ColumnFamily, Database, Iterator, Options, WriteBatch, put, rows
 
 from statebackend.errors import UsageError
 
@@ -51,10 +49,3 @@ def test_a_batch_that_cannot_be_written_is_kept(db: Database, a: ColumnFamily) -
     assert error.value.code == "USAGE.COLUMN_FAMILY"
     assert len(batch) == 2
     assert contents(db) == []
-
-
-def test_a_batch_of_another_database_is_refused(db: Database, tmp_path: Path) -> None:
-    with open_database(tmp_path / "other") as other:
-        batch = WriteBatch(db)
-        with pytest.raises(UsageError, match="of another database"):
-            batch.put(other.column_family("a"), b"k", b"v")
