@@ -65,8 +65,7 @@ def test_a_run_becomes_the_page(tmp_path: Path) -> None:
     for _ in range(2):  # a page that was renewed can be renewed
         assert renew_page(["--run", str(tmp_path / "run.json"), "--page", str(page)]) == 0
     text = page.read_text()
-    assert "| P12 | whole batches, large batches | 2,000k rows/s |" in text
-    assert "| **4.0 ×** | at least 5 × |" in text
+    assert "| whole batches, large | 2,000k | Spark's aggregation, in the JVM, large | 500k | 4.0 × |" in text
     assert "| the whole micro-batch | 1000 |" in text
     assert "Not measured yet" not in text
     assert (tmp_path / "spark.svg").exists()
@@ -92,7 +91,7 @@ def test_a_run_of_hosts_renews_its_own_tables_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "spark.svg").exists()
     table = text.partition(begins)[2]
     assert re.findall(r"^\| (\w+ hosts?) \|", table, re.M) == hosts
-    assert "| two hosts | 5,000 rows/s | **0.45 ×** | at least 0.5 × |" in table
+    assert "| two hosts | 5,000 | 0.45 × |" in table
     assert "| nanoseconds a row | whole batches | one host | two hosts | four hosts |" in table
     assert f"| {LABELS['scatter']} |  | 40000 | 40000 | 40000 |" in table
     assert f"| … {LABELS['function']} | 20 | 11 | 11 | 11 |" in table
