@@ -10,17 +10,19 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
 from statebackend._core.codecs.key_value_codecs cimport FORM_OBJECT, MAX_STORED, ValueCodec
+from statebackend._core.handles.cleanup cimport begin_access, clean_up
 from statebackend._core.handles.single_handle cimport SingleHandle
 from statebackend._core.handles.state_handle cimport AGGREGATES, REDUCES, adding_kind, combined
+from statebackend._core.handles.table_handle cimport look_up
 from statebackend._core.memory.arena cimport Blob, blob_data, blob_drop
 from statebackend._core.memory.interpreter cimport ROWS_IN_TURN, give_way
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.accumulators cimport (
     ADD_AVERAGE, ADD_BYTES, ADD_MOMENTS, ADD_NUMBER, ADD_WHOLE, AddPlan, add_fixed, keeps_old_bytes)
 from statebackend._core.tables.cow_map cimport entry_at, value_of
-from statebackend._core.tables.reductions cimport OP_COUNT, OP_FIRST, load_integer
+from statebackend._core.tables.reductions cimport OP_COUNT, OP_FIRST
 from statebackend._core.tables.state_core cimport begin_call, come_out, end_call, end_objects_of_row, go_in
-from statebackend._core.tables.values cimport TYPE_DOUBLE, is_integer
+from statebackend._core.tables.values cimport TYPE_DOUBLE, is_integer, load_integer
 
 
 cdef class AddingHandle(SingleHandle):
@@ -57,10 +59,7 @@ cdef class AddingHandle(SingleHandle):
         if self.plan is None or value is None:
             self.add_one(value, False)
             return
-        if self.cleanup_size:
-            self.clean_some(self.cleanup_size)
-        if self.stamp != self.core.calls:
-            self.find_here()
+        begin_access(self)
         if self.kind == REDUCES:
             is_native = self.codec.store_native(self.core, value, stored)
         else:
@@ -97,8 +96,7 @@ cdef class AddingHandle(SingleHandle):
     # --- by the user's function ---
 
     cdef int add_one(self, object value, bint is_copy) except -1:
-        if self.cleanup_size:
-            self.clean_some(self.cleanup_size)
+        clean_up(self)
         if value is None:
             self.clear_here()
             return 0
@@ -175,8 +173,7 @@ cdef class AddingHandle(SingleHandle):
         cdef int64_t count
         if self.plan.adding.kind != ADD_AVERAGE and self.plan.adding.kind != ADD_MOMENTS:
             return self.read()
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         if self.slot == 0:
             return None
         fields = value_of(self.table, entry_at(self.table.core, self.slot))
@@ -194,8 +191,7 @@ cdef class AddingHandle(SingleHandle):
 
 cdef char *old_value(SingleHandle handle) except? NULL:
     """The unexpired stored value of the current key; NULL if there is none."""
-    if handle.stamp != handle.core.calls:
-        handle.find_here()
+    look_up(handle)
     if unlikely(handle.map == NULL):
         handle.make_room()
     if handle.slot == 0 or (handle.ttl and handle.expired_here()):

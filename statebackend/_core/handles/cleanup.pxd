@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.tables.cow_map cimport CowMap
-from statebackend._core.handles.table_handle cimport TableHandle
+from statebackend._core.handles.table_handle cimport TableHandle, look_up
 from statebackend._core.tables.state_table cimport StateTable
 from statebackend._core.tables.expiry_sweep cimport ExpiryIndex, Sweep
 
@@ -26,3 +26,14 @@ cdef class CleanupHandle(TableHandle):
     cdef uint64_t copies(self) except? 0
     cdef int64_t expire_some(self, int64_t budget) except -1
     cdef int forget_bounds(self) except -1
+
+cdef inline int clean_up(CleanupHandle handle) except -1:
+    """Clean up as many entries as an access looks at."""
+    if handle.cleanup_size:
+        return handle.clean_some(handle.cleanup_size)
+    return 0
+
+cdef inline int begin_access(CleanupHandle handle) except -1:
+    """Clean up, then find the current key's entry."""
+    clean_up(handle)
+    return look_up(handle)

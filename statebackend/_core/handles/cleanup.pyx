@@ -11,7 +11,7 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 from statebackend._core.tables.cow_map cimport (
     VALUE_LIST, CowMap, Entry, Table, entry_at, hash_of, is_live, key_object, namespace_of, remove)
 from statebackend._core.tables.expiry cimport is_expired
-from statebackend._core.handles.table_handle cimport WANT_EXPIRED, TableHandle
+from statebackend._core.handles.table_handle cimport WANT_EXPIRED, TableHandle, look_up
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.state_core cimport begin_call, end_call
 from statebackend._core.tables.state_table cimport StateTable
@@ -38,8 +38,7 @@ cdef class CleanupHandle(TableHandle):
 
     cdef bint clean_here(self) except -1:
         """Remove what has expired of the current key's entry, and return whether anything has."""
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         if self.slot == 0 or self.ttl == 0 or not self.has_any(
                 self.table, entry_at(self.table.core, self.slot), WANT_EXPIRED):
             return False

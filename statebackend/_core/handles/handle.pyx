@@ -13,12 +13,15 @@ Afterwards the handle finds its slot again if the count of calls has changed.
 """
 
 cimport cython
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcmp
 
-from statebackend._core.tables.cow_map cimport entry_at
-from statebackend._core.handles.table_handle cimport WANT_ALIVE
-from statebackend._core.handles.cleanup cimport CleanupHandle
-from statebackend._core.handles.enumeration cimport entries_of, numbers_of_key
+from statebackend._core.handles.cleanup cimport CleanupHandle, clean_up
+from statebackend._core.handles.table_handle cimport WANT_ALIVE, look_up
+from statebackend._core.memory.arena cimport Blob, blob_data
+from statebackend._core.tables.cow_map cimport (
+    CoreKey, CowMap, Entry, Table, Walk, begin_walk, entry_at, find, hash_key, key_object, map_size, namespace_of,
+    next_entry)
 
 
 @cython.no_gc_clear                      # C pointers into the core must not outlive it
@@ -32,14 +35,12 @@ cdef class Handle(CleanupHandle):
     # --- for users ---
 
     def clear(self):
-        if self.cleanup_size:
-            self.clean_some(self.cleanup_size)
+        clean_up(self)
         self.clear_here()
 
     def exists(self):
         """Return True if a read would return something stored. Copies and changes nothing. O(1) expected."""
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         if self.slot == 0:
             return False
         if self.ttl == 0 or self.shows_expired:
@@ -50,7 +51,17 @@ cdef class Handle(CleanupHandle):
 
     def _entries(self, uint32_t number=0, bint all_namespaces=True):
         """Two lists: the canonical keys and namespace numbers of entries with something unexpired. O(entries)."""
-        return entries_of(self, all_namespaces, number)
+        cdef list keys = []
+        cdef list namespaces = []
+        self.core.enter()
+        try:
+            if all_namespaces or number == 0:
+                gather(self, self.plain.table, True, 0, keys, namespaces)
+            if self.spaced is not None and (all_namespaces or number != 0):
+                gather(self, self.spaced.table, all_namespaces, number, keys, namespaces)
+        finally:
+            self.core.leave()
+        return keys, namespaces
 
     def _count(self):
         """Count the keys and namespaces that have the state, expired ones included. O(1)."""
@@ -61,7 +72,28 @@ cdef class Handle(CleanupHandle):
 
         O(namespaces of the backend) or O(entries of the key group), whichever is less.
         """
-        return numbers_of_key(self)
+        cdef list found = []
+        cdef CowMap *map
+        cdef Table *table = self.spaced_table
+        cdef CoreKey *key = &self.context.key
+        cdef CoreKey at
+        cdef list names = self.core.namespaces.names
+        cdef uint32_t ns
+        if table == NULL:
+            return found
+        map = table.maps[key.group - table.first_group]
+        if map == NULL:
+            return found
+        if <uint64_t>len(names) > map_size(map):
+            collect_namespaces(table, map, key, found)
+            return found
+        at = key[0]
+        for ns in range(1, <uint32_t>len(names)):
+            at.namespace = ns
+            at.hash = hash_key(table, &at, ns)
+            if find(table, map, &at):
+                found.append(ns)
+        return found
 
     def _metrics(self):
         """Return bytes, copies made for snapshots, and rehash progress of this state."""
@@ -87,3 +119,44 @@ cdef class Handle(CleanupHandle):
 
     def _enter_namespace(self, uint32_t number):
         self.context.number_namespace(number)
+
+
+# --- enumeration ---
+
+cdef int gather(Handle handle, Table *table, bint all_namespaces, uint32_t number, list keys,
+                list namespaces) except -1:
+    # Keys are ints and bytes, which start no garbage collection: nothing else runs during the walk.
+    cdef uint32_t g, slot, ns
+    cdef Entry *entry
+    cdef Walk walk
+    for g in range(table.n_maps):
+        begin_walk(table.maps[g], &walk)
+        slot = next_entry(table.core, &walk)
+        while slot:
+            entry = entry_at(table.core, slot)
+            ns = namespace_of(table, entry)
+            if (all_namespaces or ns == number) and (handle.ttl == 0 or handle.has_any(table, entry, WANT_ALIVE)):
+                keys.append(key_object(table, entry))
+                namespaces.append(ns)
+            slot = next_entry(table.core, &walk)
+    return 0
+
+
+cdef int collect_namespaces(Table *table, CowMap *map, CoreKey *key, list found) except -1:
+    """Collect the namespaces of a key from the entries of its key group."""
+    cdef uint32_t slot
+    cdef Entry *entry
+    cdef Blob *blob
+    cdef Walk walk
+    begin_walk(map, &walk)
+    slot = next_entry(table.core, &walk)
+    while slot:
+        entry = entry_at(table.core, slot)
+        if table.layout.key_is_blob:
+            blob = <Blob *>entry.key
+            if blob.length == key.length and memcmp(blob_data(blob), key.data, key.length) == 0:
+                found.append(namespace_of(table, entry))
+        elif entry.key == key.number:
+            found.append(namespace_of(table, entry))
+        slot = next_entry(table.core, &walk)
+    return 0

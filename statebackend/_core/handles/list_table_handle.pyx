@@ -18,7 +18,8 @@ from statebackend._core.tables.cow_map cimport (
     CoreKey, CowMap, Entry, ExpiringHead, ListHead, Table, element_timestamp, elements_of, entry_at, key_object,
     live_elements, namespace_of, stamp_element, value_of)
 from statebackend._core.tables.expiry cimport is_expired, written_at
-from statebackend._core.handles.table_handle cimport WANT_ALIVE, WANT_EXPIRED, find_key
+from statebackend._core.handles.table_handle cimport WANT_ALIVE, WANT_EXPIRED, find_key, look_up
+from statebackend._core.handles.cleanup cimport begin_access, clean_up
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.tables.lists cimport (
     ListCursor, cursor_close, cursor_next, cursor_open, drop_elements, list_extend, list_skip, pass_expired,
@@ -128,8 +129,7 @@ cdef class ListTableHandle(Handle):
         cdef uint32_t width, skip
         cdef int64_t now
         cdef char *elements
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         if self.map == NULL:
             self.make_room()
         now = time_of(self) if self.ttl else 0
@@ -161,10 +161,7 @@ cdef class ListTableHandle(Handle):
         """The elements, in order, as a new list; empty if there are none. O(length)."""
         cdef list found
         cdef uint64_t n, calls
-        if self.cleanup_size:
-            self.clean_some(self.cleanup_size)
-        if self.stamp != self.core.calls:
-            self.find_here()
+        begin_access(self)
         if self.slot and self.ttl == 0:
             n = live_elements(self.table, self.head())
             if n <= self.head().tail_used:
@@ -173,8 +170,7 @@ cdef class ListTableHandle(Handle):
                 if self.core.calls == calls:
                     return self.read_last(found, n)
         found = []                       # before the entry is found, for the same reason
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         if self.slot == 0:
             return found
         return self.read_list(found)
@@ -229,17 +225,13 @@ cdef class ListTableHandle(Handle):
 
     def __iter__(self):
         """The elements, in order. O(1) before the first step, unless reads renew."""
-        if self.cleanup_size:
-            self.clean_some(self.cleanup_size)
+        clean_up(self)
         return ListIterator.__new__(ListIterator, self)
 
     def add(self, value):
         cdef char stored[MAX_STORED + 8]
         cdef char *element = stored
-        if self.cleanup_size:
-            self.clean_some(self.cleanup_size)
-        if self.stamp != self.core.calls:
-            self.find_here()
+        begin_access(self)
         if unlikely(value is None):
             self.codec.refuse_none()
         if unlikely(self.map == NULL):
@@ -259,21 +251,18 @@ cdef class ListTableHandle(Handle):
             self.watcher.note(self, value)
 
     def add_all(self, values):
-        if self.cleanup_size:
-            self.clean_some(self.cleanup_size)
+        clean_up(self)
         self.store_given(values, False)
 
     def update(self, values):
-        if self.cleanup_size:
-            self.clean_some(self.cleanup_size)
+        clean_up(self)
         self.store_given(values, True)
 
     cdef int store_given(self, object values, bint replace) except -1:
         """Append elements to the current key's list, or replace it: all, or none if one is refused."""
         cdef list given
         cdef Py_ssize_t i
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         # Before the call: the user's iterable may do anything.
         given = list(values) if type(values) is list else (<object>self)._elements_of(values)
         begin_call(self.core)
@@ -303,8 +292,7 @@ cdef class ListTableHandle(Handle):
         cdef ExpiringHead to
         cdef char *copies
         cdef uint64_t n = 0
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         if self.slot == 0 or not self.has_any(self.table, entry_at(self.table.core, self.slot), WANT_EXPIRED):
             return False
         if self.all_expired():
@@ -330,18 +318,16 @@ cdef class ListTableHandle(Handle):
         cdef char *copies
         cdef uint64_t n = 0
         cdef int64_t ttl = self.ttl
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         if self.slot == 0:
             return parts
         if self.watcher is not None:
             self.watcher.forget(self)
         if parts is None:
             parts = ListParts.__new__(ListParts, self)
-        if self.stamp != self.core.calls:        # both may have run finalisers
-            self.find_here()
-            if self.slot == 0:
-                return parts
+        look_up(self)        # both may have run finalisers
+        if self.slot == 0:
+            return parts
         self.ttl = 0                     # all elements, expired or not
         try:
             copies = self.living_elements(False, &n)
@@ -355,8 +341,7 @@ cdef class ListTableHandle(Handle):
         """Append the elements that `_take` has taken to the current key's list."""
         cdef char *elements = parts.elements
         cdef uint64_t n = parts.n
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         if self.map == NULL:
             self.make_room()
         parts.elements = NULL
@@ -429,15 +414,13 @@ cdef class ListIterator:
 
     def __cinit__(self, ListTableHandle handle not None):
         cdef list found = []             # before the entry is found: making the list may run finalisers
-        if handle.stamp != handle.core.calls:
-            handle.find_here()
+        look_up(handle)
         self.handle = handle
         handle.iterators += 1
         self.now = time_of(handle) if handle.ttl else 0
         if handle.slot and handle.ttl and (handle.refreshes or handle.all_expired()):
             self.values = iter(handle.read_list(found))
-            if handle.stamp != handle.core.calls:
-                handle.find_here()
+            look_up(handle)
         self.key = handle.context.key
         self.owner = handle.context.key_owner
         if handle.slot:

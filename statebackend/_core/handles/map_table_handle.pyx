@@ -19,7 +19,8 @@ from statebackend._core.tables.cow_map cimport (
     Anchor, CoreKey, CowMap, Entry, Table, Thread, before_operation, entry_at, find, find_stored, hash_key, hash_of,
     hash_stored, key_object, namespace_of, payload_of, thread_of, value_of)
 from statebackend._core.tables.expiry cimport is_expired, written_at
-from statebackend._core.handles.table_handle cimport NEVER, WANT_ALIVE, WANT_EXPIRED, find_key
+from statebackend._core.handles.table_handle cimport NEVER, WANT_ALIVE, WANT_EXPIRED, find_key, look_up
+from statebackend._core.handles.cleanup cimport begin_access
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.handles.look_ahead cimport REACH_THREAD, note_map_entry
 from statebackend._core.handles.state_handle cimport encoded_map_key, is_dead, time_of
@@ -95,8 +96,7 @@ cdef class MapTableHandle(Handle):
         """The slot of a map entry of the current key, 0 if it is absent. Runs no Python."""
         cdef Table *table
         cdef CowMap *map
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         table = entries_here(self)
         if self.followed != NULL and self.context.ahead.in_run:
             note_map_entry(self.followed, table, inner, self.context.ahead.turn)
@@ -209,10 +209,7 @@ cdef class MapTableHandle(Handle):
         cdef object _owner = None, value = None
         cdef uint32_t slot
         cdef Entry *entry
-        if self.cleanup_size:
-            self.clean_some(self.cleanup_size)
-        if self.stamp != self.core.calls:
-            self.find_here()
+        begin_access(self)
         if unlikely(not split_number(self, key, &inner)):
             _owner = self.split_map_key(key, &inner)
         slot = self.find_entry(&inner)
@@ -272,8 +269,7 @@ cdef class MapTableHandle(Handle):
     cdef uint32_t slot_to_put(self, CoreKey *inner, int64_t now) except? 0:
         """The entry to overwrite, 0 if one is to be added; there is a table for it afterwards."""
         cdef uint32_t slot
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         self.make_map()
         slot = self.find_entry(inner)
         if slot and self.ttl and is_expired(timestamp_at(entries_here(self), slot), self.ttl, now):
@@ -332,10 +328,7 @@ cdef class MapTableHandle(Handle):
         cdef CoreKey inner
         cdef char number[8]
         cdef int64_t now
-        if self.cleanup_size:
-            self.clean_some(self.cleanup_size)
-        if self.stamp != self.core.calls:
-            self.find_here()
+        begin_access(self)
         if likely(self.codec.form <= TYPE_BOOL and split_number(self, key, &inner)
                   and store_number(self.codec.form, value, number)):
             now = time_of(self) if self.ttl else 0
@@ -363,10 +356,7 @@ cdef class MapTableHandle(Handle):
         cdef list values = []
         # Before the call: a mapping of the user's may do anything.
         given = entries.items() if type(entries) is dict else (<object>self)._pairs_of(entries)
-        if self.cleanup_size:
-            self.clean_some(self.cleanup_size)
-        if self.stamp != self.core.calls:
-            self.find_here()
+        begin_access(self)
         begin_call(self.core)
         try:
             self.prepare_entries(given, keys, values)
@@ -418,10 +408,7 @@ cdef class MapTableHandle(Handle):
         cdef object _owner
         cdef uint32_t slot
         cdef bint is_hidden
-        if self.cleanup_size:
-            self.clean_some(self.cleanup_size)
-        if self.stamp != self.core.calls:
-            self.find_here()
+        begin_access(self)
         _owner = self.split_map_key(key, &inner)
         slot = self.find_entry(&inner)
         if slot == 0:
@@ -523,8 +510,7 @@ cdef class MapTableHandle(Handle):
         cdef object key, _owner
         cdef list keys = []
         cdef uint32_t slot
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         if self.slot == 0:
             return False
         entries = self.map_here().entries
@@ -569,10 +555,7 @@ cdef class MapIterator:
     cdef PyObject *older
 
     def __cinit__(self, MapTableHandle handle not None, int shown):
-        if handle.cleanup_size:
-            handle.clean_some(handle.cleanup_size)
-        if handle.stamp != handle.core.calls:
-            handle.find_here()
+        begin_access(handle)
         self.handle = handle
         self.shown = shown
         self.key = handle.context.key

@@ -6,7 +6,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from statebackend._core.codecs.key_value_codecs cimport FORM_OBJECT, MAX_STORED, ValueCodec
 from statebackend._core.tables.cow_map cimport Table, entry_at, payload_of, value_of
 from statebackend._core.tables.expiry cimport is_expired, written_at
-from statebackend._core.handles.table_handle cimport NEVER
+from statebackend._core.handles.table_handle cimport NEVER, look_up
+from statebackend._core.handles.cleanup cimport begin_access, clean_up
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.handles.state_handle cimport default_of, is_dead, time_of
 from statebackend._core.memory.platform cimport likely, unlikely
@@ -51,10 +52,7 @@ cdef class SingleHandle(Handle):
     cdef object read(self):
         """Return the value, or None. A dead value is removed, and returned this once if it may be seen."""
         cdef object value = None
-        if self.cleanup_size:
-            self.clean_some(self.cleanup_size)
-        if self.stamp != self.core.calls:
-            self.find_here()
+        begin_access(self)
         if self.slot == 0:
             return None
         if self.ttl:
@@ -66,8 +64,7 @@ cdef class SingleHandle(Handle):
                 try:
                     if self.shows_expired:
                         value = self.load_here()
-                        if self.stamp != self.core.calls:
-                            self.find_here()
+                        look_up(self)
                     if self.slot and self.expired_here():
                         self.remove_here()
                 finally:
@@ -90,8 +87,7 @@ cdef class SingleHandle(Handle):
 
     cdef object unexpired(self):
         """Return the value that new input is merged into, or None. An expired value never is."""
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         if self.slot == 0 or (self.ttl and self.expired_here()):
             return None
         return self.load_here()
@@ -102,8 +98,7 @@ cdef class SingleHandle(Handle):
         """Remove what the current key has. Returns the value and its timestamp, or None if there is nothing."""
         cdef object value
         cdef int64_t timestamp = 0
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         if self.slot == 0:
             return None
         if self.ttl:
@@ -150,10 +145,9 @@ cdef class SingleHandle(Handle):
             self.write(value)
             if self.ttl:
                 self.forget_bounds()
-                if self.stamp != self.core.calls:    # the watcher may have run anything
-                    self.find_here()
-                    if self.slot == 0:
-                        return
+                look_up(self)    # the watcher may have run anything
+                if self.slot == 0:
+                    return
                 (<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0] = timestamp
         finally:
             end_call(self.core)
@@ -162,8 +156,7 @@ cdef class SingleHandle(Handle):
 
     cdef int write(self, object value) except -1:
         cdef char stored[MAX_STORED]
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         if unlikely(value is None):
             self.codec.refuse_none()
         if unlikely(self.map == NULL):
@@ -181,8 +174,7 @@ cdef class SingleHandle(Handle):
             data = self.codec.serialized(value)
         finally:
             come_out(self.core, entered)
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         if self.map == NULL:
             self.make_room()
         self.codec.store_bytes(self.core, data, stored)
@@ -239,8 +231,7 @@ cdef class ValueHandle(SingleHandle):
         """Return the value; if there is none, a copy of the default, which may be None. O(1) expected."""
         cdef object value
         if likely(self.codec.form == TYPE_LONG and self.ttl == 0):
-            if self.stamp != self.core.calls:
-                self.find_here()
+            look_up(self)
             if likely(self.slot != 0):
                 return (<int64_t *>value_of(self.table, entry_at(self.table.core, self.slot)))[0]
             return None if self.default is None else self.default()
@@ -250,8 +241,7 @@ cdef class ValueHandle(SingleHandle):
         return value
 
     def update(self, value):
-        if self.cleanup_size:
-            self.clean_some(self.cleanup_size)
+        clean_up(self)
         if value is None:
             self.clear_here()
         else:

@@ -63,3 +63,9 @@ cdef class TableHandle(StateHandle):
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1
     cdef int64_t rest_from(self, int64_t now) noexcept
     cdef uint64_t setbacks(self) noexcept
+
+cdef inline int look_up(TableHandle handle) except -1:
+    """Find the current key's entry, unless the handle has its place."""
+    if handle.stamp != handle.core.calls:
+        return handle.find_here()
+    return 0

@@ -154,15 +154,13 @@ cdef class TableHandle(StateHandle):
         return 0
 
     cdef int clear_here(self) except -1:
-        if self.stamp != self.core.calls:
-            self.find_here()
+        look_up(self)
         if self.slot:
             if self.watcher is not None:
                 self.watcher.forget(self)
-                if self.stamp != self.core.calls:
-                    self.find_here()
-                    if self.slot == 0:
-                        return 0
+                look_up(self)
+                if self.slot == 0:
+                    return 0
             self.remove_here()
             end_objects(self.core)
         return 0

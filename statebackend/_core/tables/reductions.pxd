@@ -1,11 +1,10 @@
 """The operations of batch kernels on a row, reductions among them: old value and new value to the next."""
 
 from libc.math cimport isnan
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t
+from libc.stdint cimport int64_t
 
 from statebackend._core.memory.platform cimport unlikely
-from statebackend._core.tables.values cimport (
-    TYPE_BOOL, TYPE_BYTE, TYPE_DOUBLE, TYPE_FLOAT, TYPE_INT, TYPE_LONG, TYPE_SHORT)
+from statebackend._core.tables.values cimport TYPE_DOUBLE, TYPE_FLOAT, load_integer, store_integer
 
 cdef extern from *:
     """
@@ -37,31 +36,6 @@ cdef enum Operation:
 
 cdef inline bint is_write(Operation op) noexcept nogil:
     return op != OP_GET and op != OP_FIND and op != OP_BLOCK_READ
-
-cdef inline int64_t load_integer(int code, const char *value) noexcept nogil:
-    if code == TYPE_LONG:
-        return (<const int64_t *>value)[0]
-    if code == TYPE_INT:
-        return (<const int32_t *>value)[0]
-    if code == TYPE_SHORT:
-        return (<const int16_t *>value)[0]
-    if code == TYPE_BYTE:
-        return (<const int8_t *>value)[0]
-    return value[0] != 0
-
-cdef inline bint store_integer(int code, int64_t number, char *out) noexcept nogil:
-    """Store an integer; False if it does not fit the type."""
-    if code == TYPE_LONG:
-        (<int64_t *>out)[0] = number
-        return True
-    if code == TYPE_INT:
-        (<int32_t *>out)[0] = <int32_t>number
-        return number == <int32_t>number
-    if code == TYPE_SHORT:
-        (<int16_t *>out)[0] = <int16_t>number
-        return number == <int16_t>number
-    out[0] = <char>number
-    return code == TYPE_BOOL or number == <int8_t>number
 
 cdef inline bint reduce_into(int op, int code, const char *old, const char *value, char *out) noexcept nogil:
     """Set `out` to old (NULL: nothing) reduced with value. False on overflow."""

@@ -94,6 +94,31 @@ cdef inline bint is_integer(int code) noexcept nogil:
 cdef inline bint stands_for_integer(int code) noexcept nogil:
     return TYPE_LONG <= code <= TYPE_DECIMAL
 
+cdef inline int64_t load_integer(int code, const char *value) noexcept nogil:
+    if code == TYPE_LONG:
+        return (<const int64_t *>value)[0]
+    if code == TYPE_INT:
+        return (<const int32_t *>value)[0]
+    if code == TYPE_SHORT:
+        return (<const int16_t *>value)[0]
+    if code == TYPE_BYTE:
+        return (<const int8_t *>value)[0]
+    return value[0] != 0
+
+cdef inline bint store_integer(int code, int64_t number, char *out) noexcept nogil:
+    """Store an integer; False if it does not fit the type."""
+    if likely(code == TYPE_LONG):
+        (<int64_t *>out)[0] = number
+        return True
+    if code == TYPE_INT:
+        (<int32_t *>out)[0] = <int32_t>number
+        return number == <int32_t>number
+    if code == TYPE_SHORT:
+        (<int16_t *>out)[0] = <int16_t>number
+        return number == <int16_t>number
+    out[0] = <char>number
+    return code == TYPE_BOOL or number == <int8_t>number
+
 cdef inline bint store_number(int code, object value, char *out) noexcept:
     """Write the stored form of an exact int, float or bool, whichever the code wants; False if it does not fit."""
     cdef int64_t number
@@ -101,17 +126,7 @@ cdef inline bint store_number(int code, object value, char *out) noexcept:
     if is_integer(code):
         if not PyLong_CheckExact(value) or not long_as_int64(value, &number):
             return False
-        if likely(code == TYPE_LONG):
-            (<int64_t *>out)[0] = number
-            return True
-        if code == TYPE_INT:
-            (<int32_t *>out)[0] = <int32_t>number
-            return number == <int32_t>number
-        if code == TYPE_SHORT:
-            (<int16_t *>out)[0] = <int16_t>number
-            return number == <int16_t>number
-        (<int8_t *>out)[0] = <int8_t>number
-        return number == <int8_t>number
+        return store_integer(code, number, out)
     if code == TYPE_BOOL:
         out[0] = <PyObject *>value == Py_True
         return <PyObject *>value == Py_True or <PyObject *>value == Py_False
