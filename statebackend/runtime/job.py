@@ -116,7 +116,9 @@ class Job:
         #: The column of the key, or the columns of a composite one.
         self.key: str | tuple[str, ...] = key if isinstance(key, str) else names
         #: The outputs by name, with what each takes; None: rows of any kind, as they are. The first is the main one.
-        self.outputs: dict[str, OutputSchema | None] = _outputs(schema)
+        self.outputs: dict[str, OutputSchema | None] = _outputs(
+            getattr(function, "output_schema", None) if schema is None else schema
+        )
         self.backend = create_backend(backend) if isinstance(backend, str) else backend
         if not isinstance(self.backend, StateBackend):
             raise UsageError("backend is the name of one, or a StateBackend")
@@ -130,7 +132,7 @@ class Job:
         timers = None if self.event_time is None else self.event_time.timers
         if timers == "between_rows" and not takes_rows:
             raise UsageError(
-                "timers='between_rows' is for a KeyedProcessFunction",
+                "event_time= with timers='between_rows' is for a KeyedProcessFunction",
                 hint="other functions get several rows at once",
             )
         names = () if order_by is None else _names(order_by, "order_by")
@@ -141,6 +143,12 @@ class Job:
         #: The column that says which rows are broadcast; None: no row is.
         self.broadcast = _column(broadcast_when, "broadcast_when")
         self.null_keys = checked_rule("null_keys", null_keys, "fail", "drop")
+        if self.null_keys != "fail" and not isinstance(self.key, str):
+            raise UsageError(
+                "null_keys= needs a key of one column",
+                detail=f"key columns {', '.join(self.key)}",
+                hint="leave null_keys= out: the columns of a composite key may be null",
+            )
         self.errors = checked_rule("errors", errors, "fail", "drop")
         if self.survives_errors and not takes_rows:
             raise UsageError(

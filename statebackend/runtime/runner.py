@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+
+import pyarrow as pa
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import BatchGapError, UsageError
+from statebackend.keys import KeyGroupRange
 from statebackend.runtime.batch_identity import BatchRecord, BatchSource, Identity
 from statebackend.runtime.batch_progress import Stopwatch
+from statebackend.runtime.batch_rows import Batch
 from statebackend.runtime.execution import BatchResult, BatchTime, CheckpointTimes, Execution, LocalExecution
 from statebackend.runtime.job import Job
 from statebackend.runtime.output import CommittedBatch, check_deliverable
 from statebackend.runtime.start_checks import (
     StartFrom,
+    beginning_of,
     check_key_columns,
     other_query,
-    source_of,
-    without_dropped,
 )
+from statebackend.runtime.task import Task
 from statebackend.state import clocks
 from statebackend.types import Type
 
@@ -117,6 +122,46 @@ def _identity_text(identity: Identity | None) -> str:
     return f"{identity.get('rows')} rows, digest {identity.get('digest')}"
 
 
+def newest_of(job: Job, store: CheckpointStore) -> Checkpoint | None:
+    """The newest checkpoint; `StateMigrationError` if a job with other key columns made it."""
+    newest = store.latest()
+    if newest is None:
+        return None
+    checkpoint = store.open(newest)
+    check_key_columns(checkpoint, job.columns, store.uri)
+    return checkpoint
+
+
+def check_start(
+    job: Job,
+    schema: pa.Schema,
+    key_type: Type,
+    store: CheckpointStore,
+    start: StartFrom | None,
+    query: str | None,
+) -> None:
+    """Raise if a job cannot run on batches with these columns, or on the state of the store, which stays as it is.
+
+    It calls `open` of the function on the state of one key group.
+    """
+    Batch(job, schema.empty_table(), clock=0)
+    store.check_use(query=query, key_type=key_type, max_parallelism=job.max_parallelism)
+    source: Checkpoint | Savepoint | None = newest_of(job, store)
+    if source is None:
+        source, _ = beginning_of(store.log_state(), start, store.uri)
+    with closing(
+        Task(
+            job,
+            key_type,
+            restore=() if source is None else source,
+            restored_id=getattr(source, "id", None),
+            refuses_unrequested=True,
+            key_group_range=KeyGroupRange(0, 0),
+        )
+    ) as task:
+        task.check()
+
+
 class Runner:
     """Runs the batches of one query, and is the only one to write into its store.
 
@@ -154,7 +199,6 @@ class Runner:
         self._stream = stream
         self._location = location
         self._name = name
-        self._made_execution = execution
         self._execution: Execution | None = None
         self._time = BatchTime(job, clock, store)
         self._newest: Checkpoint | None = None
@@ -162,18 +206,13 @@ class Runner:
         self._origin = BatchRecord()
         self._open_store(query)
         try:
-            source = self._opened_newest()
-            done = store.done
-            #: The batches that may come while the store is empty. After a reset, ``start`` no longer counts.
+            source: Checkpoint | Savepoint | None = self._opened_newest()
+            #: The batches that may come while the store is empty.
             self._first_ids = {0}
-            if done.newest_restart is not None:
-                self._first_ids = {done.newest_restart.begins_at}
-            elif done.begins_at is not None:  # a rewind came since
-                self._first_ids = {0, done.begins_at}
-            elif start is not None:
-                self._first_ids = {start.first_batch or 0}
-                source = source_of(start.source) if source is None else source
-            self._execution = self._begun(source)
+            if source is None:
+                source, self._first_ids = beginning_of(store.done, start, store.uri)
+            self._time.begin_with(source)
+            self._execution = execution(job, key_type, store, source=source, delivered=self._delivered)
         except BaseException:
             self.close()
             raise
@@ -192,22 +231,11 @@ class Runner:
                 raise other_query(error, self._store, self._location) from error
             raise
 
-    def _opened_newest(self) -> Checkpoint | Savepoint | None:
-        newest = self._store.latest()
-        if newest is not None:
-            checkpoint = self._store.open(newest)
-            check_key_columns(checkpoint, self._job.columns, self._store.uri)
-            self._origin = BatchRecord.of(checkpoint.manifest)
-            self._newest = checkpoint
+    def _opened_newest(self) -> Checkpoint | None:
+        self._newest = newest_of(self._job, self._store)
+        if self._newest is not None:
+            self._origin = BatchRecord.of(self._newest.manifest)
         return self._newest
-
-    def _begun(self, source: Checkpoint | Savepoint | None) -> Execution:
-        if self.last_id is None:
-            source = without_dropped(source, self._store.done.dropped_states_of(None), self._store.uri)
-        self._time.begin_with(source)
-        return self._made_execution(
-            self._job, self._key_type, self._store, source=source, delivered=self._delivered
-        )
 
     @property
     def is_open(self) -> bool:
@@ -257,7 +285,7 @@ class Runner:
     def _check_follows(self, batch_id: int) -> None:
         last = self.last_id
         if batch_id not in (self._first_ids if last is None else {last + 1}):
-            raise gap(batch_id, last, self._store.uri, max(self._first_ids))
+            raise gap(batch_id, last, self._store.uri, max(self._first_ids, default=0))
         self._check_stream(batch_id)
 
     def _check_stream(self, batch_id: int) -> None:

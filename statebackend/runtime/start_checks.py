@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from statebackend.checkpoint import Checkpoint, CheckpointReader, CheckpointStore
 from statebackend.checkpoint.files import without_secrets
+from statebackend.checkpoint.store.log import LogState
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import StateBackendError, StateMigrationError, UsageError
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
@@ -133,6 +134,27 @@ def source_of(source: Beginning) -> Checkpoint | Savepoint:
     store = CheckpointStore(source, single_writer=True)
     newest = store.latest()
     return Savepoint(source) if newest is None else store.open(newest)
+
+
+def source_uri(source: Beginning) -> str | None:
+    """Where a source is, without credentials; None for a checkpoint, which belongs to a store that is read."""
+    if isinstance(source, (str, os.PathLike)):
+        return CheckpointStore(source, single_writer=True).uri
+    return None if isinstance(source, Checkpoint) else source.uri
+
+
+def beginning_of(
+    log: LogState | None, start: StartFrom | None, uri: str
+) -> tuple[Checkpoint | Savepoint | None, set[int]]:
+    """The source that a job begins with in an empty store, and the batches that may come; None is for a new store."""
+    if log is not None and log.newest_restart is not None:  # after a reset, ``start`` no longer counts
+        return None, {log.newest_restart.begins_at}
+    source, first_ids = None, {0}
+    if log is not None and log.begins_at is not None:  # a rewind came since
+        first_ids = {0, log.begins_at}
+    elif start is not None:
+        source, first_ids = source_of(start.source), {start.first_batch or 0}
+    return without_dropped(source, log.dropped_states_of(None) if log else frozenset(), uri), first_ids
 
 
 def without_dropped(

@@ -282,6 +282,12 @@ class Task:
                 FunctionInitializationContext(self.operator, self.keyed, restored_checkpoint_id=self._last_id)
             )
 
+    def check(self) -> None:
+        """Open the function; raise if that fails, or if it does not request a restored state."""
+        self.keyed.begin(0, None if self.job.event_time is None else (None, None))
+        self._open()
+        self._check_requested()
+
     def _unrequested(self) -> list[_Named]:
         return _named(self.keyed.undeclared_states(), self.operator.undeclared_states())
 

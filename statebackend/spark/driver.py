@@ -26,7 +26,8 @@ from statebackend.runtime import CommittedBatch, Job, Runner
 from statebackend.runtime.batch_identity import Identity
 from statebackend.runtime.batch_progress import Figures, Stopwatch, describe
 from statebackend.runtime.function_calls import is_interrupt, summary
-from statebackend.runtime.start_checks import StartFrom
+from statebackend.runtime.runner import check_start
+from statebackend.runtime.start_checks import StartFrom, source_uri
 from statebackend.spark import display
 from statebackend.spark.display import shortened
 from statebackend.spark.driver_mode import RunMode
@@ -35,6 +36,7 @@ from statebackend.spark.session import (
     Query,
     QueryRun,
     SparkLog,
+    arrow_schema,
     check_output_names,
     check_reachable,
     check_readable_by_executors,
@@ -94,6 +96,12 @@ class StatefulBatches:
         self._deliveries = SinkDeliveries.of(sink, job.outputs, self._unopened_way.most_files)
         check_not_a_sinks(self._unopened, self._deliveries.addresses())
         self._unopened_way.check(self._unopened)
+        if start is not None and source_uri(start.source) == self._unopened.uri:
+            raise UsageError(
+                "start= and state= name the same store",
+                detail=self._unopened.uri,
+                hint="give state= a new path",
+            )
         self._start = start
         self._uid = uid
         self._on_batch = on_batch
@@ -291,10 +299,7 @@ class StatefulBatches:
             )
 
     def _open(self, frame: DataFrame, query: Query) -> Runner:
-        check_reachable(frame, self._unopened.address)
-        self._job.check_columns(frame.columns)
-        for name in self._deliveries:
-            check_output_names(frame, self._deliveries.schema(name).arrow)
+        self._check_frame(frame)
         query_run = QueryRun.of(frame.sparkSession, query.id)
         location = None if query_run is None else query_run.location()
         store = self._unopened.unopened()
@@ -316,6 +321,29 @@ class StatefulBatches:
         if query_run is not None:
             _watch(self)
         return runner
+
+    def _check_frame(self, frame: DataFrame) -> None:
+        check_reachable(frame, self._unopened.address)
+        self._job.check_columns(frame.columns)
+        for name in self._deliveries:
+            check_output_names(frame, self._deliveries.schema(name).arrow)
+
+    def check(self, frame: DataFrame) -> None:
+        """Raise if a query over this frame, streaming or not, could not start; nothing runs, and no state changes.
+
+        It looks at the columns, their types and event time, at the stored state or that of ``start=``, and in Spark
+        Connect also at the pickled function. It calls the function's method `open`. O(state of one key group)
+        """
+        self._check_frame(frame)
+        if is_connect(frame):
+            from pyspark.cloudpickle import dumps
+
+            Query.of(frame, self._uid)
+            self._job.check_pickled(dumps)
+        key_type = self._job.key_type(column_types(frame))
+        check_start(
+            self._job, arrow_schema(frame), key_type, self._unopened.unopened(), self._start, self._uid
+        )
 
     def _made_runner(
         self, frame: DataFrame, store: CheckpointStore, query: Query, query_run: QueryRun | None

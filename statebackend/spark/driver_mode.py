@@ -213,7 +213,8 @@ def _no_files(store: CheckpointReader, why: str) -> UsageError:
         "batches cannot go through files here",
         code="USAGE.NOT_AVAILABLE",
         detail=f"{store.address}: {why}",
-        hint="leave Driver(input='files') out, and keep batches small: maxFilesPerTrigger, maxOffsetsPerTrigger",
+        hint="leave run_on=Driver(input='files') out, or give another state=, and keep batches small: "
+        "maxFilesPerTrigger, maxOffsetsPerTrigger",
     )
 
 

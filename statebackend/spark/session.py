@@ -24,6 +24,7 @@ from statebackend.checkpoint.files.store_files import storing
 from statebackend.errors import UsageError
 from statebackend.runtime.batch_identity import Identity, plan_identity
 from statebackend.runtime.batch_progress import Json
+from statebackend.types import of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -263,6 +264,17 @@ def shown_location(location: str | None) -> str | None:
 def column_types(frame: DataFrame) -> dict[str, object]:
     """The types of the columns; for names that occur twice, the last."""
     return {field.name: field.dataType for field in frame.schema.fields}
+
+
+def arrow_schema(frame: DataFrame) -> pa.Schema:
+    """The columns in Arrow; a column of a type that state cannot have is null."""
+    fields = []
+    for name, kind in column_types(frame).items():
+        try:
+            fields.append(pa.field(name, of(kind).arrow))
+        except UsageError:
+            fields.append(pa.field(name, pa.null()))
+    return pa.schema(fields)
 
 
 def arrow_of(frame: DataFrame) -> pa.Table:

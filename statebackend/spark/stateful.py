@@ -10,7 +10,7 @@ from statebackend.cluster.cluster_execution import Executors
 from statebackend.errors import UsageError
 from statebackend.functions import EventTime, ProcessFunction, Rule
 from statebackend.runtime import Job
-from statebackend.runtime.batch_progress import Figures
+from statebackend.runtime.batch_progress import Json
 from statebackend.runtime.start_checks import StartFrom
 from statebackend.spark.driver import StatefulBatches
 from statebackend.spark.driver_mode import Driver, DriverMode
@@ -22,8 +22,8 @@ def stateful(
     function: ProcessFunction,
     *,
     key: str | Sequence[str],
-    schema: object = None,
     state: str | os.PathLike[str] | CheckpointStore,
+    schema: object = None,
     sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None = None,
     backend: str | StateBackend = "heap",
     max_parallelism: int = 128,
@@ -35,17 +35,20 @@ def stateful(
     errors: Rule = "fail",
     start: StartFrom | None = None,
     uid: str | None = None,
-    on_batch: Callable[[Figures], object] | None = None,
+    on_batch: Callable[[dict[str, Json]], object] | None = None,
 ) -> StatefulBatches:
     """Wrap a stateful function for ``foreachBatch``: run ``function`` over every batch, effectively once.
 
     It commits state and output of a batch together under ``state``, a path or a `CheckpointStore`. Then it calls
     ``sink(df, batch_id)`` with a frame over the committed output. If the sink fails, Spark's retry gets the same rows
     again, byte for byte. A sink with a parameter named ``context`` gets a `SinkContext` too. For several outputs,
-    ``schema`` and ``sink`` are dicts by their names; all are committed together.
+    ``schema`` and ``sink`` are dicts by their names; all are committed together. Without ``schema``, the function's
+    own ``output_schema`` counts, if it has one.
 
     ``run_on`` says where state lives: `Driver` (the default) or `Executors`. ``uid`` names the owner of the state; by
     default, it is Spark's id of the query. Spark Connect needs it. ``start`` fills a new store: see `StartFrom`.
+
+    The call needs no Spark session, and refuses options that do not fit. `StatefulBatches.check` looks at a frame.
 
     >>> from statebackend.functions import map_with_state
     >>> count = map_with_state(lambda row, n: ((row.user, (n or 0) + 1), (n or 0) + 1), "bigint")

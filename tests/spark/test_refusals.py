@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from local_spark import settings
 from refusing_disks import SealOff, fill
-from spark_streams import Collecting, Stream, Total, numbers
+from spark_streams import Collecting, Stream, Total, len_of, numbers
 
 import statebackend as sb
 
@@ -43,6 +43,29 @@ class OfAnotherKind(Total):
         self.total = ctx.get_list_state(sb.ListStateDescriptor("total", int))
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"key": "name"}, "the batch has no column 'name' (columns user, n)"),
+        ({"event_time": "user"}, "'user'"),
+        ({"broadcast_when": "n"}, "the broadcast column is not boolean"),
+    ],
+)
+def test_check_finds_a_mistake_before_the_query_starts(
+    stream: Stream, options: dict[str, Any], said: str
+) -> None:
+    class Speaking(Total):
+        def process_broadcast(self, row: Any, ctx: sb.FunctionContext) -> Any:
+            return []
+
+    stream.add(numbers(("a", 1)))
+    stream.batches(Speaking(), len_of).check(stream.rows())
+    with pytest.raises(sb.UsageError) as caught:
+        stream.batches(Speaking(), len_of, **options).check(stream.rows())
+    assert said in str(caught.value)
+    assert not stream.state.exists()
+
+
 def test_another_job_on_the_same_state(stream: Stream) -> None:
     sink = begun(stream, 2)
     before = content(stream.state)
@@ -55,6 +78,11 @@ def test_another_job_on_the_same_state(stream: Stream) -> None:
         (Total(), {"uid": "another"}, "USAGE.OTHER_QUERY"),
     ]
     for function, options, code in jobs:
+        there = content(stream.state)
+        with pytest.raises(sb.StateBackendError) as caught:
+            stream.batches(function, sink, **options).check(stream.rows())
+        assert caught.value.code.startswith(code), options
+        assert content(stream.state) == there, "a check changes nothing"
         assert code in stream.fails(stream.batches(function, sink, **options)), options
         after = content(stream.state)
         added = [name for name in after.keys() - before.keys() if name.startswith(("data/", "checkpoints/"))]

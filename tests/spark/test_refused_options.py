@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from ciphers import AesGcm
 
 import statebackend as sb
+from statebackend.runtime.runner import check_start
 from statebackend.spark import sinks
 
 
@@ -66,8 +71,8 @@ ODD = "day date, pages int, pair struct<a:int>, tags array<string>, counts map<s
 DAYS = "day date, pages int"
 
 
-def by(sink: Any, columns: Any) -> Any:
-    return sink("/nowhere", partition_by=columns)
+def by(sink: Any, columns: Any, folder: Path = Path("/nowhere")) -> Any:
+    return sink(folder / "out", partition_by=columns)
 
 
 #: Options, and parts of the error: words, and the code where it matters.
@@ -143,6 +148,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "a broadcast column of no kind": ({"broadcast_when": 5}, "broadcast_when is"),
     "broadcast rows for nobody": ({"broadcast_when": "b"}, "process_broadcast"),
     "broadcast rows for no batches": ({"function": Whole(), "broadcast_when": "b"}, "process_broadcast"),
+    "a rule for null keys of two columns": ({"key": ["a", "b"], "null_keys": "drop"}, "a key of one column"),
     "no rule for null keys": ({"null_keys": "x"}, "null_keys is not a rule for rows: 'x'"),
     "no output for errors": ({"errors": sb.to_output("errors")}, "needs an output of that name"),
     "errors of batches": (
@@ -155,6 +161,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
         "[USAGE.NO_OUTPUT]",
     ),
     "a start of no kind": ({"start": "/x"}, "unknown start: a str"),
+    "a start from its own state": ({"start": sb.spark.StartFrom("/x"), "state": "/x"}, "the same store"),
     "a uid of no kind": ({"uid": 5}, "uid is"),
     "no uid": ({"uid": ""}, "uid is"),
     "an observer of no kind": ({"on_batch": 5}, "on_batch is a function"),
@@ -219,6 +226,91 @@ def test_stateful_refuses_a_mistake_at_once(tmp_path: Path, what: str) -> None:
         made(tmp_path, **options)
     assert [part for part in parts if part not in str(caught.value)] == []
     assert "secret" not in str(caught.value)
+
+
+def test_stateful_has_sixteen_parameters() -> None:
+    parameters = inspect.signature(sb.spark.stateful).parameters.values()
+    assert [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY] == ["function"]
+    named = [f"{each.name}={each.default!r}" for each in parameters if each.default is not each.empty]
+    assert ", ".join(named) == (
+        "schema=None, sink=None, backend='heap', max_parallelism=128, run_on=None, event_time=None, order_by=None, "
+        "broadcast_when=None, null_keys='fail', errors='fail', start=None, uid=None, on_batch=None"
+    )
+    assert [each.name for each in parameters if each.default is each.empty] == ["function", "key", "state"]
+    assert "Any" not in str(inspect.signature(sb.spark.stateful))
+
+
+class Quiet(sb.KeyedProcessFunction):
+    """Takes rows of every kind, and gives one only to an output."""
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        return []
+
+    def process_broadcast(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        return []
+
+
+class QuietRows(sb.KeyRowsFunction):
+    def process_rows(self, key: Any, rows: Any, ctx: sb.FunctionContext) -> Any:
+        return []
+
+
+BOTH = {"main": "n bigint", "late": "n bigint"}
+PRINTS = {"main": print, "late": print}
+#: Values that are good by themselves; each with the others that it needs.
+GOOD: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "function of batches": lambda _: {"function": Whole()},
+    "function of keys": lambda _: {"function": QuietRows()},
+    "key": lambda _: {"key": ["user", "item"]},
+    "state": lambda folder: {"state": sb.CheckpointStore(folder / "state", encryption=AesGcm())},
+    "sink": lambda _: {"schema": "n bigint", "sink": print},
+    "sink of files": lambda folder: {
+        "schema": "n bigint, day date",
+        "sink": by(sinks.parquet, "day", folder),
+    },
+    "sinks": lambda _: {"schema": BOTH, "sink": PRINTS},
+    "backend": lambda _: {"backend": "rocksdb"},
+    "max_parallelism": lambda _: {"max_parallelism": 8},
+    "run_on files": lambda _: {"run_on": sb.spark.Driver(input="files")},
+    "run_on executors": lambda _: {"run_on": sb.spark.Executors(9)},
+    "event_time": lambda _: {"event_time": sb.EventTime("at", timers="between_rows")},
+    "event_time to output": lambda _: {
+        "event_time": sb.EventTime("at", late=sb.to_output("late")),
+        "schema": BOTH,
+        "sink": PRINTS,
+    },
+    "order_by": lambda _: {"order_by": ["n", "at"]},
+    "broadcast_when": lambda _: {"broadcast_when": "all"},
+    "null_keys": lambda _: {"null_keys": "drop"},
+    "null_keys to output": lambda _: {"null_keys": sb.to_output("late"), "schema": BOTH, "sink": PRINTS},
+    "errors": lambda _: {"errors": "drop"},
+    "errors to output": lambda _: {"errors": sb.to_output("late"), "schema": BOTH, "sink": PRINTS},
+    "start": lambda folder: {"start": sb.spark.StartFrom(folder / "savepoint", first_batch=57)},
+    "uid": lambda _: {"uid": "mine"},
+    "on_batch": lambda _: {"on_batch": print},
+}
+COLUMNS = pa.schema(
+    {"user": pa.string(), "item": pa.string(), "n": pa.int64(), "at": pa.timestamp("us"), "all": pa.bool_()}
+)
+
+
+@pytest.mark.parametrize(("one", "other"), [*itertools.combinations(GOOD, 2)])
+def test_two_good_values_work_together_or_are_both_named(tmp_path: Path, one: str, other: str) -> None:
+    """Their checks against a frame then find nothing; they need no session."""
+    both = [GOOD[name](tmp_path) for name in (one, other)]
+    names = [name.split()[0] for name in (one, other)]
+    options = {"function": Quiet(), "key": "user", "state": tmp_path / "state", **both[0], **both[1]}
+    try:
+        batches = sb.spark.stateful(**options)
+    except sb.UsageError as error:
+        said = str(error).lower()
+        assert [name for name in names if name not in said] == []
+        return
+    job = batches._job
+    key_type = job.key_type({field.name: field.type for field in COLUMNS})
+    with sb.create_backend("heap").create_keyed_backend(key_type) as keyed:
+        keyed.savepoint(tmp_path / "savepoint")
+    check_start(job, COLUMNS, key_type, batches._unopened, options.get("start"), options.get("uid"))
 
 
 def test_broadcast_rows_may_go_to_a_method_of_one_object(tmp_path: Path) -> None:

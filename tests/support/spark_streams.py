@@ -94,6 +94,12 @@ class Stream:
         self.written += 1
         os.utime(path, (1_700_000_000 + self.written,) * 2)  # Spark takes the oldest first
 
+    def rows(self, files: int = 1) -> Any:
+        """A streaming frame over the input."""
+        folder = str(self.folder / "in")
+        schema = self.spark.read.parquet(folder).schema
+        return self.spark.readStream.schema(schema).option("maxFilesPerTrigger", files).parquet(folder)
+
     def batches(self, function: Any = None, sink: Any = None, **options: Any) -> Any:
         settings = {"key": "user", "schema": "user string, total bigint", "state": self.state}
         return sb.spark.stateful(function or Total(), **{**settings, **options}, sink=sink)
@@ -106,9 +112,7 @@ class Stream:
         files: int = 1,
         name: str | None = None,
     ) -> Any:
-        folder = str(self.folder / "in")
-        schema = self.spark.read.parquet(folder).schema
-        rows = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", files).parquet(folder)
+        rows = self.rows(files)
         rows = rows if transform is None else transform(rows)
         writer = rows.writeStream.foreachBatch(batches).trigger(availableNow=True)
         return writer.option("checkpointLocation", str(self.folder / checkpoint)).start(queryName=name)

@@ -162,6 +162,16 @@ class CheckpointStore(CheckpointReader):
             self._begin_or_close()
         return self
 
+    def check_use(self, *, query: str | None, key_type: object, max_parallelism: int | None) -> None:
+        """Raise if `open_for_writing` would refuse this use of the store; a new store takes any. Changes nothing."""
+        existing = self.metadata()
+        if existing is not None:
+            check_same_use(existing, self._wanted(query, key_type, max_parallelism), self.uri)
+
+    def log_state(self) -> LogState | None:
+        """The state of the log, also of a store that is not open; None if there is no store."""
+        return None if self.metadata() is None else self._log().state
+
     def repair(self, to: int, damaged: list[str]) -> None:
         """Continue from checkpoint ``to`` although the newest entries of the log are damaged; remove those entries.
 
