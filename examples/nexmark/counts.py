@@ -75,7 +75,7 @@ class OverColumns(sb.BatchProcessFunction):
 
 
 JOB = Job(
-    "counts with time to live",
+    "counts with TTL",
     functions={ROWS: ByRow, COLUMNS: OverColumns},
     keys={ROWS: "person", COLUMNS: "person"},
     where="kind = 'bid'",
