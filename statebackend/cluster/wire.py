@@ -25,32 +25,24 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar, Final, NamedTuple
 
-from statebackend.checkpoint.files.store_files import BytesLike
+from statebackend.checkpoint.files.store_files import BytesLike as BytesLike
 from statebackend.cluster.handshake import (
-    MAX_ROLE,
-    VERSION,
+    MAX_ROLE as MAX_ROLE,
+    VERSION as VERSION,
     accept_peer,
     check_role,
     check_secret,
     prove_to_peer,
 )
-from statebackend.cluster.streams import LinkClosed, LinkError, Stream, WireError, flat, place
+from statebackend.cluster.streams import (
+    LinkClosed as LinkClosed,
+    LinkError as LinkError,
+    Stream,
+    WireError as WireError,
+    flat,
+    place,
+)
 from statebackend.errors import UsageError
-
-__all__ = [
-    "BytesLike",
-    "Link",
-    "LinkClosed",
-    "LinkError",
-    "Listener",
-    "MAX_BODY",
-    "MAX_HEADER",
-    "MAX_ROLE",
-    "Message",
-    "VERSION",
-    "WireError",
-    "connect",
-]
 
 _log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from statebackend._core.handles.row_loop import RowTimes as TimesOfRows
-from statebackend._core.handles.row_loop import run_rows
+from statebackend._core.handles.row_loop import RowTimes as TimesOfRows, run_rows
 from statebackend.columns.nested_columns import encoded_keys
 from statebackend.errors import (
     ClosedError,

@@ -30,8 +30,7 @@ from statebackend.runtime.batch_identity import Identity
 from statebackend.runtime.batch_progress import Figures
 from statebackend.runtime.batch_rows import ChunkedRows
 from statebackend.runtime.execution import Execution, LocalExecution
-from statebackend.spark.heartbeats import COLUMN as HEARTBEAT
-from statebackend.spark.heartbeats import without_heartbeats
+from statebackend.spark.heartbeats import COLUMN as HEARTBEAT, without_heartbeats
 from statebackend.spark.session import arrow_of, runs_here, settings
 from statebackend.state import Size, number_of_bytes
 

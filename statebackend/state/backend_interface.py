@@ -27,8 +27,7 @@ from statebackend.state.handles import (
     ValueState,
 )
 from statebackend.state.timers import Timers
-from statebackend.types import ACC, IN, OUT, A, T, Type, V
-from statebackend.types import K as MapKey
+from statebackend.types import ACC, IN, OUT, A, K as MapKey, T, Type, V
 
 K = TypeVar("K", bound="KeyedStateBackend")
 #: The watermarks before a batch and after it.

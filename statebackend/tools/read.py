@@ -17,8 +17,7 @@ from statebackend.checkpoint.keyed.savepoint_rows import keyed_parts, with_encod
 from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, SavepointState
 from statebackend.errors import StoreError, UsageError
 from statebackend.keys import KeyGroupRange
-from statebackend.operator_state.operator_snapshots import PART as OPERATOR
-from statebackend.operator_state.operator_snapshots import operator_parts, type_roles
+from statebackend.operator_state.operator_snapshots import PART as OPERATOR, operator_parts, type_roles
 from statebackend.runtime.start_checks import ambiguous, names_of, no_state
 from statebackend.tools.tables import (
     KEYED_KINDS,

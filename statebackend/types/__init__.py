@@ -10,48 +10,48 @@ ROW(sum=LONG, n=LONG)
 """
 
 # For the rest of the package.
-from statebackend.types import convert as convert
-from statebackend.types import layout as layout
+from statebackend.types import convert as convert, layout as layout
 from statebackend.types.convert import is_not_a_time as is_not_a_time
-from statebackend.types.model import ACC as ACC
 from statebackend.types.model import (
+    ACC as ACC,
     BOOL,
     BYTE,
     BYTES,
     DATE,
     DOUBLE,
     FLOAT,
+    IN as IN,
     INT,
     LONG,
+    OUT as OUT,
     PICKLE,
+    SCALARS as SCALARS,
     SHORT,
     STRING,
     TIMESTAMP,
     TIMESTAMP_NTZ,
+    A as A,
     CustomType,
     DecimalType,
+    K as K,
     ListType,
     MapType,
+    Notation as Notation,
     PrimitiveType,
     RowType,
+    Subscriptable as Subscriptable,
+    T as T,
     TupleType,
     Type,
+    V as V,
 )
-from statebackend.types.model import IN as IN
-from statebackend.types.model import OUT as OUT
-from statebackend.types.model import SCALARS as SCALARS
-from statebackend.types.model import A as A
-from statebackend.types.model import K as K
-from statebackend.types.model import Notation as Notation
-from statebackend.types.model import Subscriptable as Subscriptable
-from statebackend.types.model import T as T
-from statebackend.types.model import V as V
 from statebackend.types.normalise import DECIMAL, LIST, MAP, ROW, TUPLE, from_config, of, parse_ddl
-from statebackend.types.row_classes import record_builder as record_builder
-from statebackend.types.row_classes import record_reader as record_reader
-from statebackend.types.row_classes import row_class
-from statebackend.types.serializer_interface import Compatibility as Compatibility
-from statebackend.types.serializer_interface import Serializer as Serializer
+from statebackend.types.row_classes import (
+    record_builder as record_builder,
+    record_reader as record_reader,
+    row_class,
+)
+from statebackend.types.serializer_interface import Compatibility as Compatibility, Serializer as Serializer
 
 __all__ = [
     "BOOL",

@@ -10,8 +10,7 @@ import pytest
 from bench.rocksdb.__main__ import main
 from bench.rocksdb.maps import KINDS, Held
 from bench.rocksdb.page import main as renew
-from bench.rocksdb.vectorised import OPERATIONS, Side, sample
-from bench.rocksdb.vectorised import main as measure_calls
+from bench.rocksdb.vectorised import OPERATIONS, Side, main as measure_calls, sample
 
 PAGE = "<!-- maps -->\nold\n<!-- end maps -->\n<!-- jobs -->\nstays\n<!-- end jobs -->\n"
 

@@ -18,8 +18,7 @@ from keyed_stores import KEY_TYPES, create, open_store
 from keyed_story import DESCRIPTORS, Story, contents
 
 import statebackend as sb
-from statebackend.checkpoint.keyed import chain, compaction, compiled_backend
-from statebackend.checkpoint.keyed import row_source as writing
+from statebackend.checkpoint.keyed import chain, compaction, compiled_backend, row_source as writing
 from statebackend.keys import VOID
 
 pytestmark = [pytest.mark.checked, pytest.mark.usefixtures("no_fsync")]

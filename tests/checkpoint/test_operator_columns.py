@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from arrow_layouts import LAYOUTS
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from type_samples import SORTS, SORTS_OF_KEYS, WRONG, key_types, sample, texts, value_types, values_of
 
 import statebackend as sb

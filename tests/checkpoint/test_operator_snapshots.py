@@ -13,8 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from simulated_disk import Disk, SimulatedCalls
 from type_samples import OBJECTS, SORTS, SORTS_OF_KEYS, Backwards, same, sample
 

@@ -16,8 +16,7 @@ from store_files import commit
 import statebackend as sb
 from statebackend.checkpoint import CheckpointReader
 from statebackend.checkpoint.files import PosixFiles
-from statebackend.checkpoint.store import pins, retention
-from statebackend.checkpoint.store import store as stores
+from statebackend.checkpoint.store import pins, retention, store as stores
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from keyed_stores import counting, counts, create, open_store, restored_counts
 import statebackend as sb
 from statebackend.checkpoint import DataWriter
 from statebackend.checkpoint.files import PosixCalls
-from statebackend.checkpoint.keyed import chain
-from statebackend.checkpoint.keyed import row_source as writing
+from statebackend.checkpoint.keyed import chain, row_source as writing
 
 pytestmark = pytest.mark.usefixtures("no_fsync", "encoded_behind")
 

@@ -14,8 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from ciphers import AesGcm
-from object_servers import SERVERS, object_server
-from object_servers import Place as Address
+from object_servers import SERVERS, Place as Address, object_server
 from simulated_disk import Dead, Disk, SimulatedCalls
 from simulated_objects import Bucket, SimulatedObjectCalls
 from watched_calls import WatchedCalls

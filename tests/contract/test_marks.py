@@ -10,8 +10,7 @@ from contract.samples import KINDS, Kind, dump
 from meddling import Meddler
 
 import statebackend as sb
-from statebackend import OperatorStateBackend
-from statebackend import types as t
+from statebackend import OperatorStateBackend, types as t
 from statebackend.state.marks import BackendMark, MarkStack
 
 pytestmark = pytest.mark.checked

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from arrow_layouts import DEEP, LAYOUTS, laid_out
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from type_samples import key_types, scalar_key_types, value_types, values_of
 
 from statebackend import types as t

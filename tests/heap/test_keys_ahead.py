@@ -6,8 +6,7 @@ import collections
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from statebackend import types as t
 from statebackend._core import core_probe

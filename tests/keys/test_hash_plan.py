@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from type_samples import key_types, remainders, told_apart, values_of, with_values
 
 from statebackend import types as t

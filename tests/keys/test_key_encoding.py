@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from type_samples import SCALAR_KEY_TYPES, key_types, same, values_of, with_values
 
 from statebackend import types as t

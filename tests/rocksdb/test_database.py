@@ -28,8 +28,7 @@ from rocks import (
     texts,
 )
 
-from statebackend._core.rocksdb.binding import database as database_module
-from statebackend._core.rocksdb.binding import library
+from statebackend._core.rocksdb.binding import database as database_module, library
 from statebackend.errors import ClosedError, StateBackendError, StoreError, UsageError
 
 pytestmark = pytest.mark.checked

@@ -12,8 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from type_samples import same, value_types, values_of
 
 import statebackend as sb

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from type_samples import WIDTHS, same, value_types, with_values
 
 from statebackend import types as t

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from statebackend.backends.heap.table_reader import RowCopy, TableReader, TableRows
 from statebackend.checkpoint.format import GroupedBatch, Section
-from statebackend.checkpoint.keyed import ExpiredAt, Source
-from statebackend.checkpoint.keyed import compiled_backend as compiled
+from statebackend.checkpoint.keyed import ExpiredAt, Source, compiled_backend as compiled
 from statebackend.checkpoint.keyed.chain import Point
 from statebackend.checkpoint.keyed.compiled_backend import CompiledPoints, cuts, group_ranges
 from statebackend.checkpoint.keyed.row_source import grouped

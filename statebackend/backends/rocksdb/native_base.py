@@ -44,8 +44,7 @@ from statebackend.backends.rocksdb.snapshot_source import FamilyReader, RocksDbC
 from statebackend.checkpoint import Checkpoint, DataWriter, StateSnapshot, StoredFile
 from statebackend.checkpoint.files.store_files import storing
 from statebackend.checkpoint.format import GroupedBatch, Section
-from statebackend.checkpoint.keyed import Source, StateDescription
-from statebackend.checkpoint.keyed import compiled_backend as compiled
+from statebackend.checkpoint.keyed import Source, StateDescription, compiled_backend as compiled
 from statebackend.checkpoint.keyed.description import StateDescriptions
 from statebackend.checkpoint.keyed.row_source import NATIVE, NativeRows, phases
 from statebackend.checkpoint.keyed.state_restore import RestoredStates

@@ -21,8 +21,7 @@ from statebackend._core.rocksdb.overlay.merging_iterator import MergingIterator
 from statebackend._core.rocksdb.overlay.sorted_rows import are_below, picked
 from statebackend.backends.rocksdb.family_states import Runs, chosen_rows
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
-from statebackend.checkpoint.keyed import ExpiredAt, Source, state_schema
-from statebackend.checkpoint.keyed import compiled_backend as compiled
+from statebackend.checkpoint.keyed import ExpiredAt, Source, compiled_backend as compiled, state_schema
 from statebackend.checkpoint.keyed.chain import Point
 from statebackend.checkpoint.keyed.compiled_backend import CompiledPoints, cuts, group_ranges
 from statebackend.checkpoint.keyed.description import value_role

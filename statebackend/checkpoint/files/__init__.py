@@ -6,27 +6,20 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from statebackend.checkpoint.files.addresses import local_path, scheme_of, without_secrets
+from statebackend.checkpoint.files.addresses import (
+    local_path as local_path,
+    scheme_of as scheme_of,
+    without_secrets as without_secrets,
+)
 from statebackend.checkpoint.files.object_store import ObjectFiles
-from statebackend.checkpoint.files.posix import PosixFiles
-from statebackend.checkpoint.files.posix_calls import PosixCalls
-from statebackend.checkpoint.files.store_files import FileSink, StoreFiles
-from statebackend.checkpoint.files.target_folder import TargetFolder, open_target_folder
+from statebackend.checkpoint.files.posix import PosixFiles as PosixFiles
+from statebackend.checkpoint.files.posix_calls import PosixCalls as PosixCalls
+from statebackend.checkpoint.files.store_files import FileSink as FileSink, StoreFiles as StoreFiles
+from statebackend.checkpoint.files.target_folder import (
+    TargetFolder as TargetFolder,
+    open_target_folder as open_target_folder,
+)
 from statebackend.errors import UsageError
-
-__all__ = [
-    "FileSink",
-    "TargetFolder",
-    "PosixCalls",
-    "PosixFiles",
-    "StoreFiles",
-    "local_path",
-    "open_files",
-    "open_target_folder",
-    "scheme_of",
-    "without_secrets",
-]
-
 
 #: The schemes of the object stores that a store can lie in.
 _OBJECT_STORES = ("s3", "gs", "abfss")

@@ -38,8 +38,7 @@ from statebackend.types import (
     record_builder,
     record_reader,
 )
-from statebackend.types.serializers.migration import arrow_migration, compatibility
-from statebackend.types.serializers.migration import describe as describe
+from statebackend.types.serializers.migration import arrow_migration, compatibility, describe as describe
 from statebackend.types.serializers.scalars import TypeSerializer, cut_short, scalar_serializer
 
 __all__ = [
