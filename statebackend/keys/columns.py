@@ -310,11 +310,7 @@ def wide_decimals_of(keys: Columnar, declared: DecimalType) -> Bytes | None:
 
 def _words(decimals: pa.Array) -> np.ndarray[Any, Any]:
     """Low and high 64-bit words of a decimal128 array, one row each, sharing its memory."""
-    buffer = decimals.buffers()[1]
-    if buffer is None or not len(decimals):
-        return np.empty((0, 2), dtype=np.int64)
-    words = np.frombuffer(buffer, dtype=np.int64, count=2 * len(decimals), offset=decimals.offset * 16)
-    return words.reshape(-1, 2)
+    return _values(decimals, (np.int64, 2))
 
 
 def arrow_of_ints(canonical: Int64s, declared: Type) -> pa.Array:

@@ -41,7 +41,7 @@ from statebackend.keys.columns import (
     without_views,
 )
 from statebackend.keys.key_groups import key_group_of, spark_hash
-from statebackend.types import DecimalType, RowType, TupleType, Type, of, record_builder, record_reader
+from statebackend.types import DecimalType, RowType, TupleType, Type, of, record_form
 
 _LONG = struct.Struct("<q")
 _LENGTH = struct.Struct("<I")
@@ -194,19 +194,7 @@ class CompositeKeyEncoder(KeyEncoder):
         super().__init__(declared_type)
         self.parts = tuple(parts)
         self.hash_plan = ("struct", tuple(part.hash_plan for part in self.parts))
-        self._read: Callable[[Any], Sequence[Any] | None]
-        self._build: Callable[[Sequence[Any]], Any]
-        if isinstance(declared_type, RowType):
-            self.names = declared_type.names
-            self._read = record_reader(declared_type.names)
-            self._build = record_builder(declared_type.names, declared_type.record_class)
-        else:
-            self.names = tuple(f"_{i + 1}" for i in range(len(self.parts)))
-            self._read = self._read_tuple
-            self._build = tuple
-
-    def _read_tuple(self, key: Any) -> Sequence[Any] | None:
-        return key if isinstance(key, tuple) and len(key) == len(self.parts) else None
+        self.names, self._fields, self._build = record_form(declared_type, f"a {declared_type.name} key")
 
     def encode(self, key: Any) -> bytes:
         if key is None:
@@ -216,16 +204,7 @@ class CompositeKeyEncoder(KeyEncoder):
         return bytes(out)
 
     def _write(self, key: Any, out: bytearray) -> None:
-        fields = self._read(key)
-        if fields is None:
-            takes = (
-                "a tuple" if isinstance(self.declared_type, TupleType) else "a tuple, mapping or dataclass"
-            )
-            raise SerializationTypeError(
-                f"a {self.declared_type.name} key is {takes} with exactly its fields, not this value",
-                detail=f"value of type {type(key).__name__}, fields {', '.join(self.names)}",
-            )
-        for name, part, field in zip(self.names, self.parts, fields, strict=True):
+        for name, part, field in zip(self.names, self.parts, self._fields(key), strict=True):
             if field is None:
                 out.append(0)
                 continue

@@ -47,7 +47,7 @@ from statebackend.types.model import (
 )
 from statebackend.types.normalise import DECIMAL, LIST, MAP, ROW, TUPLE, from_config, of, parse_ddl
 from statebackend.types.row_classes import (
-    record_builder as record_builder,
+    record_form as record_form,
     record_reader as record_reader,
     row_class,
 )

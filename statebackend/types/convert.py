@@ -191,46 +191,40 @@ def from_days(number: int) -> datetime.date:
 
 
 def _microseconds(type_name: str, value: Any, epoch: datetime.datetime) -> int:
-    if getattr(value, "nanosecond", 0):  # pandas
-        raise SerializationError(
-            f"{type_name} holds whole microseconds; the value has nanoseconds",
-            hint="round it, or store it as LONG",
-        )
-    delta: datetime.timedelta = value - epoch
-    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
-
-
-def microseconds(value: Any) -> int:
-    """Microseconds since 1970-01-01 UTC of an aware datetime, or of a numpy time; naive datetimes are refused."""
     if isinstance(value, np.datetime64):
-        return _units("TIMESTAMP", value, "us")
+        return _units(type_name, value, "us")
     if not isinstance(value, datetime.datetime):
-        refuse("TIMESTAMP", value)
+        refuse(type_name, value)
     if is_not_a_time(value):
-        _refuse_no_time("TIMESTAMP")
-    if value.utcoffset() is None:
+        _refuse_no_time(type_name)
+    if epoch is _EPOCH_UTC and value.utcoffset() is None:
         raise SerializationTypeError(
             "TIMESTAMP takes datetimes with a time zone; the value has none",
             code="SERIALIZATION.NAIVE_DATETIME",
             hint="use value.replace(tzinfo=...), or declare TIMESTAMP_NTZ",
         )
-    return _microseconds("TIMESTAMP", value, _EPOCH_UTC)
-
-
-def naive_microseconds(value: Any) -> int:
-    """Microseconds since 1970-01-01 of a naive datetime, or of a numpy time; aware ones are refused."""
-    if isinstance(value, np.datetime64):
-        return _units("TIMESTAMP_NTZ", value, "us")
-    if not isinstance(value, datetime.datetime):
-        refuse("TIMESTAMP_NTZ", value)
-    if is_not_a_time(value):
-        _refuse_no_time("TIMESTAMP_NTZ")
-    if value.tzinfo is not None:
+    if epoch is _EPOCH_NAIVE and value.tzinfo is not None:
         raise SerializationTypeError(
             "TIMESTAMP_NTZ takes datetimes without a time zone; the value has one",
             code="SERIALIZATION.AWARE_DATETIME",
             hint="use value.replace(tzinfo=None), or declare TIMESTAMP",
         )
+    if getattr(value, "nanosecond", 0):  # pandas
+        raise SerializationError(
+            f"{type_name} holds whole microseconds; the value has nanoseconds",
+            hint="round it, or store it as LONG",
+        )
+    delta = value - epoch
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+
+
+def microseconds(value: Any) -> int:
+    """Microseconds since 1970-01-01 UTC of an aware datetime, or of a numpy time; naive datetimes are refused."""
+    return _microseconds("TIMESTAMP", value, _EPOCH_UTC)
+
+
+def naive_microseconds(value: Any) -> int:
+    """Microseconds since 1970-01-01 of a naive datetime, or of a numpy time; aware ones are refused."""
     return _microseconds("TIMESTAMP_NTZ", value, _EPOCH_NAIVE)
 
 

@@ -9,6 +9,8 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
+from statebackend.errors import SerializationTypeError
+
 
 @lru_cache(maxsize=4096)
 def row_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
@@ -123,3 +125,32 @@ def record_reader(names: tuple[str, ...]) -> Callable[[Any], Sequence[Any] | Non
         return None
 
     return read
+
+
+def record_form(
+    declared: Any, title: str
+) -> tuple[tuple[str, ...], Callable[[Any], Sequence[Any]], Callable[[Sequence[Any]], Any]]:
+    """The names of the fields of a TUPLE or ROW, a function that reads them from a value, and one that builds it.
+
+    The reader raises for a value of another form; the error says that the ``title`` takes no such value.
+    """
+    read: Callable[[Any], Sequence[Any] | None]
+    build: Callable[[Sequence[Any]], Any]
+    if declared.name == "TUPLE":
+        names = tuple(f"_{i + 1}" for i in range(len(declared.types)))
+        read = lambda value: value if isinstance(value, tuple) and len(value) == len(names) else None  # noqa: E731
+        takes, build = "a tuple", tuple
+    else:
+        names, read = declared.names, record_reader(declared.names)
+        takes, build = "a tuple, mapping or dataclass", record_builder(names, declared.record_class)
+
+    def fields_of(value: Any) -> Sequence[Any]:
+        fields = read(value)
+        if fields is None:
+            raise SerializationTypeError(
+                f"{title} takes {takes} with exactly its fields, not this value",
+                detail=f"value of type {type(value).__name__}, fields {', '.join(names)}",
+            )
+        return fields
+
+    return names, fields_of, build

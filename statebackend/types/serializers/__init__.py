@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import collections.abc
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,30 +25,28 @@ import numpy as np
 
 from statebackend.errors import SerializationError, SerializationTypeError
 from statebackend.types import (
-    Compatibility,
+    Compatibility as Compatibility,
     CustomType,
     ListType,
     MapType,
     RowType,
-    Serializer,
+    Serializer as Serializer,
     TupleType,
     Type,
     convert,
     of,
-    record_builder,
-    record_reader,
+    record_form,
 )
-from statebackend.types.serializers.migration import arrow_migration, compatibility, describe as describe
-from statebackend.types.serializers.scalars import TypeSerializer, cut_short, scalar_serializer
-
-__all__ = [
-    "Compatibility",
-    "Serializer",
-    "TypeSerializer",
-    "arrow_migration",
-    "compatibility",
-    "serializer_for",
-]
+from statebackend.types.serializers.migration import (
+    arrow_migration as arrow_migration,
+    compatibility as compatibility,
+    describe as describe,
+)
+from statebackend.types.serializers.scalars import (
+    TypeSerializer as TypeSerializer,
+    cut_short,
+    scalar_serializer,
+)
 
 
 class CustomSerializer(TypeSerializer):
@@ -140,43 +138,13 @@ class RecordSerializer(TypeSerializer):
     def __init__(self, declared_type: TupleType | RowType, parts: Sequence[TypeSerializer]) -> None:
         super().__init__(declared_type)
         self._parts = tuple(parts)
-        self._read_record: Callable[[Any], Sequence[Any] | None]
-        self._build: Callable[[Sequence[Any]], Any]
-        if isinstance(declared_type, RowType):
-            self._names = declared_type.names
-            self._read_record = record_reader(declared_type.names)
-            self._build = record_builder(declared_type.names, declared_type.record_class)
-        else:
-            self._names = tuple(f"_{i + 1}" for i in range(len(self._parts)))
-            self._read_record = self._read_tuple
-            self._build = tuple
-
-    def _read_tuple(self, value: Any) -> Sequence[Any] | None:
-        return value if isinstance(value, tuple) and len(value) == len(self._parts) else None
-
-    def _fields(self, value: Any) -> Sequence[Any]:
-        fields = self._read_record(value)
-        if fields is None:
-            takes = (
-                "a tuple" if isinstance(self.declared_type, TupleType) else "a tuple, mapping or dataclass"
-            )
-            raise SerializationTypeError(
-                f"{self.declared_type.name} takes {takes} with exactly its fields, not this value",
-                detail=f"value of type {type(value).__name__}, fields {', '.join(self._names)}",
-            )
-        return fields
+        self._names, self._fields, self._build = record_form(declared_type, declared_type.name)
 
     def serialize(self, value: Any) -> bytes:
         fields = self._fields(value)
         out = bytearray(_bitmap(fields))
         for name, part, field in zip(self._names, self._parts, fields, strict=True):
-            if field is None:
-                part.write_null_slot(out)
-                continue
-            try:
-                part.write_slot(field, out)
-            except SerializationError as error:
-                raise error.at(f"field {name!r}") from None
+            part.write_part(field, out, "field", name)
         return bytes(out)
 
     def deserialize(self, data: bytes) -> Any:
@@ -221,13 +189,7 @@ class ListSerializer(TypeSerializer):
         out = bytearray(_COUNT.pack(len(elements)))
         out += _bitmap(elements)
         for i, element in enumerate(elements):
-            if element is None:
-                self._element.write_null_slot(out)
-                continue
-            try:
-                self._element.write_slot(element, out)
-            except SerializationError as error:
-                raise error.at(f"element {i}") from None
+            self._element.write_part(element, out, "element", i)
         return bytes(out)
 
     def deserialize(self, data: bytes) -> Any:
@@ -267,23 +229,14 @@ class MapSerializer(TypeSerializer):
                 raise SerializationTypeError(
                     "a MAP key is None", code="SERIALIZATION.NULL_KEY", detail=f"entry {i}"
                 )
-            try:
-                self._key.write_slot(key, slot)
-            except SerializationError as error:
-                raise error.at(f"key of entry {i}") from None
+            self._key.write_part(key, slot, "key of entry", i)
             slots[bytes(slot)] = item
         items = list(slots.values())
         out = bytearray(_COUNT.pack(len(items)))
         out += _bitmap(items)
         for i, (key_slot, item) in enumerate(slots.items()):
             out += key_slot
-            if item is None:
-                self._value.write_null_slot(out)
-                continue
-            try:
-                self._value.write_slot(item, out)
-            except SerializationError as error:
-                raise error.at(f"value of entry {i}") from None
+            self._value.write_part(item, out, "value of entry", i)
         return bytes(out)
 
     def deserialize(self, data: bytes) -> Any:

@@ -67,16 +67,22 @@ class TypeSerializer(Serializer):
         convert_value = rules.value_migration(old_type, self.declared_type)
         return lambda data: self.serialize(convert_value(old.deserialize(data)))
 
-    def write_slot(self, value: Any, out: bytearray) -> None:
-        data = self.serialize(value)
-        if self.fixed_width is None:
-            if len(data) > 0xFFFF_FFFF:
-                raise SerializationError("a nested value is longer than 4 GB", detail=f"{len(data)} bytes")
-            out += _LENGTH.pack(len(data))
+    def write_part(self, value: Any, out: bytearray, what: str, which: int | str) -> None:
+        """Append the slot of a value or a null; an error names the part."""
+        if value is None:
+            out += bytes(4 if self.fixed_width is None else self.fixed_width)
+            return
+        try:
+            data = self.serialize(value)
+            if self.fixed_width is None:
+                if len(data) > 0xFFFF_FFFF:
+                    raise SerializationError(
+                        "a nested value is longer than 4 GB", detail=f"{len(data)} bytes"
+                    )
+                out += _LENGTH.pack(len(data))
+        except SerializationError as error:
+            raise error.at(f"{what} {which!r}") from None
         out += data
-
-    def write_null_slot(self, out: bytearray) -> None:
-        out += bytes(4 if self.fixed_width is None else self.fixed_width)
 
     def read_slot(self, data: bytes, at: int) -> tuple[bytes, int]:
         """The bytes of the slot at ``at``, and the position of the next one."""
