@@ -248,7 +248,7 @@ class LogState(CheckedRecord):
         }
 
     @classmethod
-    def from_json(cls, data: object) -> LogState:
+    def _read(cls, data: object) -> LogState:
         # Versions before 0.1.0 put damaged entries into "unknown".
         names = {"incarnation", "kept", "restarts", "times", "outputs_from", "swept", "unknown"}
         members = members_of(data, "the state of the log", names, {_OLD, "dropped_states"})
@@ -451,7 +451,7 @@ class Entry(CheckedRecord):
         kind = instance(data, dict, "the entry").get("kind")
         own = Manifest.MEMBERS if kind == "commit" else set() if kind == "takeover" else {"record"}
         members = members_of(data, "the entry", {*_MEMBERS, *own})
-        state = LogState.from_json(members["log"])
+        state = LogState._read(members["log"])
         manifest = record = None
         if kind == "commit":
             manifest = Manifest.of_entry(members, state.incarnation, load)

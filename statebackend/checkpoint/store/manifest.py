@@ -25,7 +25,6 @@ from statebackend.checkpoint.store.sealed import (
     JsonObject,
     Malformed,
     crc32c,
-    from_json,
     groups_json,
     groups_of,
     instance,
@@ -99,11 +98,6 @@ class StoredFile(CheckedRecord):
         if self.label is not None:
             made["label"] = self.label
         return made
-
-    @classmethod
-    def from_json(cls, data: object) -> StoredFile:
-        """Read the JSON form; `UsageError` if it is not one."""
-        return from_json(cls, data)
 
     @classmethod
     def _read(cls, data: object) -> StoredFile:
@@ -180,11 +174,6 @@ class StateSnapshot(CheckedRecord):
             "now": self.now,
             "extra": self.extra,
         }
-
-    @classmethod
-    def from_json(cls, data: object) -> StateSnapshot:
-        """Read the JSON form; `UsageError` if it is not one."""
-        return from_json(cls, data)
 
     @classmethod
     def _read(cls, data: object, states: CheckedStates | None = None) -> StateSnapshot:

@@ -186,6 +186,14 @@ class CheckedRecord:
     def _check(self) -> None:
         raise NotImplementedError
 
+    @classmethod
+    def from_json(cls: type[T], data: object) -> T:
+        """Read the JSON form, with ``_read``; `UsageError` if it is not one."""
+        try:
+            return cls._read(data)  # type: ignore[attr-defined,no-any-return]
+        except Malformed as error:
+            raise UsageError(f"not the JSON form of a {cls.__name__}: {error}") from None
+
     #: Reads a member as it was given, whatever it is declared to be.
     _raw_member = object.__getattribute__
     #: Sets a member, although the dataclass is frozen.
@@ -198,14 +206,6 @@ def made(cls: type[T], **members: object) -> T:
         return cls(**members)
     except UsageError as error:
         raise Malformed(error.message.partition(": ")[2]) from None
-
-
-def from_json(cls: type[T], data: object) -> T:
-    """Make an object from JSON that a caller gave, with the ``_read`` of its class."""
-    try:
-        return cls._read(data)  # type: ignore[attr-defined,no-any-return]
-    except Malformed as error:
-        raise UsageError(f"not the JSON form of a {cls.__name__}: {error}") from None
 
 
 def parse(cls: type[T], data: bytes, name: str, read: Callable[[object], T] | None = None) -> T:
