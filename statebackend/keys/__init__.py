@@ -34,6 +34,7 @@ from statebackend.keys.namespaces import (
     decode_namespace as decode_namespace,
     encode_namespace as encode_namespace,
     namespace_column as namespace_column,
+    numbers_of as numbers_of,
     readable_namespaces as readable_namespaces,
 )
 from statebackend.keys.time_columns import (

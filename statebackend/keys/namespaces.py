@@ -349,18 +349,18 @@ def _of_windows(windows: pa.Array) -> NamespaceColumn:
             raise SerializationError("a window has no start, or no end", code="SERIALIZATION.NAMESPACE")
     if missing is not None:
         starts, ends = pc.if_else(missing, None, starts), pc.if_else(missing, 0, ends)
-    numbers, first = _numbers_of(starts)
+    numbers, first = numbers_of(starts)
     upto = ends.to_numpy()
     if not np.array_equal(upto, upto[first][numbers]):
         # Windows of several lengths begin at one time.
-        both = pa.array(numbers * len(upto) + _numbers_of(ends)[0])
-        numbers, first = _numbers_of(both if missing is None else pc.if_else(missing, None, both))
+        both = pa.array(numbers * len(upto) + numbers_of(ends)[0])
+        numbers, first = numbers_of(both if missing is None else pc.if_else(missing, None, both))
     shown = zip(starts.take(pa.array(first)).to_pylist(), upto[first].tolist(), strict=True)
     distinct = [b"" if start is None else encode_namespace(TimeWindow(start, end)) for start, end in shown]
     return NamespaceColumn(numbers, distinct, WINDOW)
 
 
-def _numbers_of(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def numbers_of(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The number of each row's value among the distinct ones, nulls being one, and the first row of each."""
     numbered = pc.dictionary_encode(column, null_encoding="encode")
     numbers = numbered.indices.to_numpy().astype(np.int64)

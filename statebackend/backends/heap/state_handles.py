@@ -46,7 +46,7 @@ from statebackend.columns.vectorised_call import (
     adding_plan,
     is_decoded,
 )
-from statebackend.keys import canonical_column, count_of, take_rows
+from statebackend.keys import canonical_column, count_of, numbers_of, take_rows
 from statebackend.state import (
     AggregatingState,
     AggregatingStateDescriptor,
@@ -323,21 +323,12 @@ class HeapAddingColumns(HeapSingleColumns, AddingColumns):
 
 def _touched(part: TableCall) -> tuple[Array, Array]:
     """The first row of each distinct key and namespace, in order, and the last one of the same."""
-    numbers = _numbers_of(canonical_column(part.keys))
+    numbers, first = numbers_of(canonical_column(part.keys))
     if isinstance(part.namespace, np.ndarray):
-        numbers = _numbers_of(pa.array(numbers * 2**32 + part.namespace))
-    first = np.empty(int(numbers.max(initial=-1)) + 1, dtype=np.int64)
+        numbers, first = numbers_of(pa.array(numbers * 2**32 + part.namespace))
     last = np.empty_like(first)
-    rows = np.arange(len(part))
-    first[numbers[::-1]] = rows[::-1]
-    last[numbers] = rows
+    last[numbers] = np.arange(len(part))
     return first, last
-
-
-def _numbers_of(column: pa.Array) -> Array:
-    """The number of each row's value among the distinct ones, in the order of their first rows."""
-    numbers: Array = column.dictionary_encode().indices.to_numpy().astype(np.int64)
-    return numbers
 
 
 class HeapListState(ListTableHandle, HeapColumns, ListColumns):

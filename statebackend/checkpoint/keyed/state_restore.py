@@ -274,17 +274,13 @@ def migration(
 def _stamped(rows: pa.RecordBatch, stamp: int) -> pa.RecordBatch:
     value = rows["value"]
     if not pa.types.is_list(value.type):
-        return rows.append_column("timestamp", pa.array([stamp], pa.int64()).take(_zeros(len(rows["key"]))))
-    elements = pa.array([stamp], pa.int64()).take(_zeros(len(value.values)))
+        return rows.append_column("timestamp", pa.array(np.full(rows.num_rows, stamp, np.int64)))
+    elements = pa.array(np.full(len(value.values), stamp, np.int64))
     validity, offsets = value.buffers()[:2]
     stamps = pa.Array.from_buffers(
         pa.list_(pa.int64()), len(value), [validity, offsets], offset=value.offset, children=[elements]
     )
     return rows.append_column("timestamp", stamps)
-
-
-def _zeros(count: int) -> pa.Array:
-    return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(bytes(8 * count))])
 
 
 def timer_rows(restored: RestoredState, domain: str, encoder: KeyEncoder) -> Iterator[TimerRow]:
