@@ -3,6 +3,7 @@
 from statebackend.keys import key_groups as key_groups
 from statebackend.keys.columns import (
     Columnar as Columnar,
+    arrow_of_byte_runs as arrow_of_byte_runs,
     as_columnar as as_columnar,
     byte_runs_of as byte_runs_of,
     canonical_batch as canonical_batch,

@@ -69,15 +69,12 @@ _VOID_END = b"\0"
 _DROPPED = ("dropped_values", "dropped_elements", "dropped_in_merges")
 
 
-class _BatchMark:
+class _BatchMark(NamedTuple):
     """A point to roll back to: one of the batch, the changes since, and the timers at that moment."""
 
-    __slots__ = ("number", "segment", "timers")
-
-    def __init__(self, number: int, segment: Segment, timers: Any) -> None:
-        self.number = number
-        self.segment = segment
-        self.timers = timers
+    number: int
+    segment: Segment
+    timers: Any
 
 
 class _EntryKey(NamedTuple):

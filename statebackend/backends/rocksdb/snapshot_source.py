@@ -29,9 +29,9 @@ from statebackend.checkpoint.keyed.row_source import grouped, stamp_count, witho
 from statebackend.columns.codec_factory import holds_references
 from statebackend.columns.nested_columns import decoded_keys
 from statebackend.columns.stored_columns import Array, arrow_column, list_column, stored_column
-from statebackend.keys import key_encoder
+from statebackend.keys import arrow_of_byte_runs, key_encoder
 from statebackend.state import StateDescriptor, newest_expired
-from statebackend.types import Type
+from statebackend.types import BYTES, Type
 from statebackend.types.serializers import serializer_for
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class FamilyReader:
         schema = self.schema(ops=op is not None)
         columns = {"key": decoded_keys(self._encoder, canonical)}
         if self._has_namespaces:
-            columns["namespace"] = _binary(namespaces)
+            columns["namespace"] = arrow_of_byte_runs(namespaces[0], namespaces[1], BYTES)
         if inner_encoder is not None:
             columns["map_key"] = decoded_keys(inner_encoder, inner)
         elif self._map_encoder is not None:
@@ -255,20 +255,11 @@ class FamilyReader:
     def _arrow(self, runs: Runs, valid: Array | None) -> pa.Array:
         """Serialised values as Arrow has them; objects stay bytes."""
         if holds_references(self._value_type):
-            column = _binary(runs)
+            column = arrow_of_byte_runs(*runs, BYTES)
             if valid is not None:
                 column = column.take(pa.array(np.arange(len(column)), mask=~valid))
             return column.cast(self._value_type.arrow)
         return arrow_column(stored_column(runs, self._value_type), valid, self._value_type)
-
-
-def _binary(runs: Runs) -> pa.Array:
-    offsets, data = runs
-    count = len(offsets) - 1
-    if offsets[-1] < 2**31:
-        buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
-        return pa.Array.from_buffers(pa.binary(), count, buffers)
-    return pa.Array.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 _WITHOUT_VALUES = (Op.CLEAR, Op.REMOVE)

@@ -26,8 +26,13 @@ cdef object _damaged():
                       hint="restore the state from a checkpoint")
 
 
-cdef object _array_of(Bytes *data):
+cdef object _array_of(Bytes *data, bint is_done, bint is_whole=True):
+    """Take the bytes as an array; raises unless all were appended, and the values that they are of are whole."""
     try:
+        if not is_done:
+            raise MemoryError
+        if not is_whole:
+            raise _damaged()
         return np.frombuffer(data.data[:data.size] if data.size else b"", np.uint8)
     finally:
         drop(data)
@@ -115,11 +120,7 @@ def split_values(const int64_t[::1] offsets not None, const uint8_t[::1] data no
             if not is_done:
                 break
             end[i + 1] = made.size
-    values = _array_of(&made)
-    if not is_done:
-        raise MemoryError
-    if not is_whole:
-        raise _damaged()
+    values = _array_of(&made, is_done, is_whole)
     return stamps if is_stamped else None, nulls if is_map_entry else None, ends, values
 
 
@@ -176,12 +177,7 @@ def seen_values(const uint8_t[::1] found not None, const int64_t[::1] offsets no
             if not is_done:
                 break
             end[i + 1] = made.size
-    values = _array_of(&made)
-    if not is_done:
-        raise MemoryError
-    if not is_whole:
-        raise _damaged()
-    return is_valid, is_old, is_other, ends, values
+    return is_valid, is_old, is_other, ends, _array_of(&made, is_done, is_whole)
 
 
 def set_stamps(const int64_t[::1] offsets not None, uint8_t[::1] data not None, int64_t now):
@@ -236,10 +232,7 @@ def join_values(const int64_t[::1] offsets not None, const uint8_t[::1] data not
             if not is_done:
                 break
             end[i + 1] = made.size
-    values = _array_of(&made)
-    if not is_done:
-        raise MemoryError
-    return ends, values
+    return ends, _array_of(&made, is_done)
 
 
 def split_lists(const int64_t[::1] offsets not None, const uint8_t[::1] data not None, int width, bint is_stamped):
@@ -288,11 +281,8 @@ def split_lists(const int64_t[::1] offsets not None, const uint8_t[::1] data not
             if not is_done or not is_whole:
                 break
             list_end[i + 1] = elements
-    values, all_stamps, all_ends = _array_of(&made), _array_of(&stamps), _array_of(&ends)
-    if not is_done:
-        raise MemoryError
-    if not is_whole:
-        raise _damaged()
+    all_stamps, all_ends = _array_of(&stamps, True), _array_of(&ends, True)
+    values = _array_of(&made, is_done, is_whole)
     return list_ends, all_stamps.view(np.int64) if is_stamped else None, all_ends.view(np.int64), values
 
 
@@ -329,7 +319,4 @@ def join_lists(const int64_t[::1] list_offsets not None, const int64_t[::1] offs
             if not is_done:
                 break
             end[i + 1] = made.size
-    lists = _array_of(&made)
-    if not is_done:
-        raise MemoryError
-    return ends, lists
+    return ends, _array_of(&made, is_done)
