@@ -23,8 +23,7 @@ from statebackend.checkpoint.store.savepoint_folder import (
 )
 from statebackend.errors import SerializationError, StateMigrationError, UsageError
 from statebackend.operator_state.element_columns import column_type, to_column
-from statebackend.operator_state.operator_snapshots import PART as OPERATOR
-from statebackend.operator_state.operator_snapshots import operator_parts
+from statebackend.operator_state.operator_snapshots import PART as OPERATOR, operator_parts
 from statebackend.runtime.start_checks import no_state
 from statebackend.state import MapStateDescriptor
 from statebackend.tools.export import write_savepoint

@@ -23,8 +23,7 @@ from thread_cluster import ThreadCluster
 
 import statebackend as sb
 from statebackend.backends.heap import HeapBackend
-from statebackend.cluster import host
-from statebackend.cluster import hosts as cluster_hosts
+from statebackend.cluster import host, hosts as cluster_hosts
 from statebackend.cluster.cluster_execution import Executors
 from statebackend.cluster.host import Host
 from statebackend.cluster.hosts import _MOST_REFUSALS, Hosts, Question
