@@ -47,58 +47,32 @@ cdef extern from *:
     typedef struct rocksdb_file_writer_t rocksdb_file_writer_t;
     typedef struct rocksdb_ingest_t rocksdb_ingest_t;
     """
-    ctypedef struct rocksdb_t:
-        pass
-    ctypedef struct rocksdb_options_t:
-        pass
-    ctypedef struct rocksdb_table_t:
-        pass
-    ctypedef struct rocksdb_cache_t:
-        pass
-    ctypedef struct rocksdb_manager_t:
-        pass
-    ctypedef struct rocksdb_policy_t:
-        pass
-    ctypedef struct rocksdb_family_t:
-        pass
-    ctypedef struct rocksdb_read_t:
-        pass
-    ctypedef struct rocksdb_write_t:
-        pass
-    ctypedef struct rocksdb_flush_t:
-        pass
-    ctypedef struct rocksdb_compact_t:
-        pass
-    ctypedef struct rocksdb_wait_t:
-        pass
-    ctypedef struct rocksdb_slice_t:
-        pass
-    ctypedef struct rocksdb_iterator_t:
-        pass
-    ctypedef struct rocksdb_batch_t:
-        pass
-    ctypedef struct rocksdb_checkpoint_t:
-        pass
-    ctypedef struct rocksdb_files_t:
-        pass
-    ctypedef struct rocksdb_filter_t:
-        pass
-    ctypedef struct rocksdb_filters_t:
-        pass
-    ctypedef struct rocksdb_filter_context_t:
-        pass
-    ctypedef struct rocksdb_merger_t:
-        pass
-    ctypedef struct rocksdb_consumers_t:
-        pass
-    ctypedef struct rocksdb_usage_t:
-        pass
-    ctypedef struct rocksdb_environment_t:
-        pass
-    ctypedef struct rocksdb_file_writer_t:
-        pass
-    ctypedef struct rocksdb_ingest_t:
-        pass
+    ctypedef struct rocksdb_t
+    ctypedef struct rocksdb_options_t
+    ctypedef struct rocksdb_table_t
+    ctypedef struct rocksdb_cache_t
+    ctypedef struct rocksdb_manager_t
+    ctypedef struct rocksdb_policy_t
+    ctypedef struct rocksdb_family_t
+    ctypedef struct rocksdb_read_t
+    ctypedef struct rocksdb_write_t
+    ctypedef struct rocksdb_flush_t
+    ctypedef struct rocksdb_compact_t
+    ctypedef struct rocksdb_wait_t
+    ctypedef struct rocksdb_slice_t
+    ctypedef struct rocksdb_iterator_t
+    ctypedef struct rocksdb_batch_t
+    ctypedef struct rocksdb_checkpoint_t
+    ctypedef struct rocksdb_files_t
+    ctypedef struct rocksdb_filter_t
+    ctypedef struct rocksdb_filters_t
+    ctypedef struct rocksdb_filter_context_t
+    ctypedef struct rocksdb_merger_t
+    ctypedef struct rocksdb_consumers_t
+    ctypedef struct rocksdb_usage_t
+    ctypedef struct rocksdb_environment_t
+    ctypedef struct rocksdb_file_writer_t
+    ctypedef struct rocksdb_ingest_t
 
 ctypedef unsigned char flag_t          # what the C API takes for a truth value
 
