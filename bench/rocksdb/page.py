@@ -28,7 +28,7 @@ def surroundings(run: Mapping[str, Any]) -> str:
     """What the figures were measured on."""
     machine, args, versions = run["machine"], run["arguments"], run["versions"]
     return (
-        f"Measured on {machine['processor']}, {machine['cores']} cores, Python {machine['python']}, statebackend "
+        f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}, statebackend "
         f"{versions['statebackend']}, RocksDB {versions['rocksdb']}. {args['total']:,} entries in all, of "
         f"{args['least_keys']} keys at least; medians of {args['samples']} samples."
     )
@@ -74,7 +74,7 @@ def _measured(run: Mapping[str, Any]) -> str:
     machine, versions = run["machine"], run["versions"]
     libraries = ", ".join(f"{LIBRARIES[name]} {version}" for name, version in versions.items())
     return (
-        f"Measured on {machine['processor']}, {machine['cores']} cores, load average {machine['load_average']:.1f} at "
+        f"{machine['processor']}, {machine['cores']} cores, load average {machine['load_average']:.1f} at "
         f"the end, Python {machine['python']}, {libraries}."
     )
 

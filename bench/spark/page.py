@@ -46,10 +46,10 @@ def surroundings(run: Mapping[str, Any]) -> str:
     """What the figures were measured on."""
     machine, args, session = run["machine"], run["arguments"], run["session"]
     return (
-        f"Measured on {machine['processor']}, {machine['cores']} cores, `local[{session['cores']}]`, Spark "
+        f"{machine['processor']}, {machine['cores']} cores, `local[{session['cores']}]`, Spark "
         f"{session['spark']}, Python {machine['python']}, statebackend {run['statebackend']}; Java {session['java']}, "
         f"{session['collector']}, `-Xms` = `-Xmx` = {session['heap']}. Large batches have {args['rows']:,} rows and "
-        f"{args['keys']:,} keys; small batches have {args['small_rows']:,} and {args['small_keys']:,}. Medians of "
+        f"{args['keys']:,} keys; small ones {args['small_rows']:,} and {args['small_keys']:,}. Medians of "
         f"{args['batches']} batches after {args['warmup']} of warm-up."
     )
 

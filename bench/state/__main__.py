@@ -1,9 +1,9 @@
-"""Measures the scalar state API beside Flink's heap backend and a dict: ``python -m bench.state P1 P8``.
+"""Measures the scalar state API beside Flink's heap backend and a dict: ``python -m bench.state``.
 
 Figures: ``P1`` values and sums, ``collections`` maps and lists, ``P8`` read-modify-write beside a dict, ``P2``
-values with TTL; without names P1, P8 and collections. Contenders, each in a process of its own, take turns round by
-round. Prints a table and writes ``build/bench/state.json``, from which ``python -m bench.state.page`` renews the page.
-Nothing else should run on the machine meanwhile.
+values with TTL; without names all of these. Contenders, each in a separate process, take turns round by round. Prints
+a table and writes ``build/bench/state.json``, from which ``python -m bench.state.page`` renews the page. Nothing else
+should run on the machine meanwhile.
 
 By type, in a run without the figures above: ``types`` (``P18`` values, ``P19`` values in batches, ``P20`` keys),
 ``timers`` (``P21``) and ``memory-by-type``. It writes ``build/bench/types.json``, from which ``python -m
@@ -198,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Measure; 0, or 1 where a peer or a backend cannot be used."""
     args = parser().parse_args(argv)
-    wanted = set(args.figures) or {"P1", "P8", "collections"}
+    wanted = set(args.figures or FIGURES)
     if unknown := wanted - {*FIGURES, *PARTS}:
         there_are = ", ".join((*FIGURES, *PARTS))
         parser().error(f"no such figure: {', '.join(sorted(unknown))}; there are {there_are}")

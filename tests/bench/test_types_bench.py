@@ -181,13 +181,13 @@ class TestPage:
         assert "Not measured yet" not in text
         assert text.count("backend `heap`") == 5
         for line in (
-            f"| update of `{STRUCT}` | 50 | Row |",
-            "| nanoseconds a row | keys | `update_many` | `get_many` | at most |",
-            f"| update under keys of `{STRUCT}` | 50 | Row |",
-            "| put under map keys of `string` | 50 | String |",
-            "| nanoseconds a row | keys | `add_many` | at most |",
-            "| set the key, delete and register later | 50 |",
-            f"| keys of `{STRUCT}` | 50 |",
+            f"| update of `{STRUCT}` | Row |",
+            "| nanoseconds a row | `update_many` | `get_many` |",
+            f"| update under keys of `{STRUCT}` | Row |",
+            "| put under map keys of `string` | String |",
+            "| nanoseconds a row | `add_many` |",
+            "| set the key, delete and register later | ",
+            f"| keys of `{STRUCT}` | ",
             "![Million updates a second by type](types.svg)",
         ):
             assert text.count(line) == 1, line
