@@ -7,6 +7,7 @@ import datetime
 import itertools
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -43,24 +44,26 @@ def rewind(
     the store, a sink or the stream cannot go back, nothing changes. After a kill, call it again.
 
     The rewind removes the batches from the store, and says of each what its sinks have published. That stays, unless
-    ``sink`` is the sink of the job, or the dict of its sinks. Each then needs a method ``take_back(batch_id,
-    incarnation)``, as the sinks of `sb.spark.sinks` have. It is called for each batch, newest first, and the batch is
-    dropped once all have returned. With ``to=None``, that needs a store that still has its first batch: a sink cannot
-    be told of dropped batches. O(files that are dropped); with ``sink``, each checkpoint that becomes the newest is
-    read.
+    ``sink`` is ``"recorded"``, the sink of the job, or the dict of its sinks. ``"recorded"`` stands for the sinks of
+    `sb.spark.sinks` that the batches went to; credentials come from the environment. Another sink needs a method
+    ``take_back(batch_id, incarnation)``. It is called for each batch, newest first, and the batch is dropped once all
+    have returned. With ``to=None``, that needs a store that still has its first batch: a sink cannot be told of dropped
+    batches. O(files that are dropped); with ``sink``, each checkpoint that becomes the newest is read.
 
     With ``dry_run`` it only reads, also while the query runs, and returns the same result. It calls no sink.
     """
-    take_backs = _take_backs(sink)
+    take_backs = [] if sink == "recorded" else _take_backs(sink)
     if to is not None and type(to) is not int:
         raise UsageError("to is the id of a checkpoint, an int, or None for before the first")
     with writing(store, dry_run=dry_run) as opened:
         committed = opened.checkpoints()
         if to is not None and (dry_run or to not in committed):
             opened.open(to).verify()
+        taken_back = [_taken_back(opened, each) for each in committed if to is None or each > to]
+        if sink == "recorded":
+            take_backs = _recorded(taken_back)
         if take_backs and to is None:
             _check_complete(opened, committed)
-        taken_back = [_taken_back(opened, each) for each in committed if to is None or each > to]
         if take_backs and to is not None:
             opened.open(to).verify()  # before a sink takes back what cannot be restored
         stream = None if checkpoint_location is None else _stream_of(opened, checkpoint_location)
@@ -105,6 +108,25 @@ def _stream_of(store: CheckpointStore, location: str | os.PathLike[str]) -> Spar
             hint="give the checkpointLocation of the query that wrote the store",
         )
     return stream
+
+
+def _recorded(taken_back: Sequence[TakenBack]) -> list[Callable[..., object]]:
+    """`_take_backs` of all sinks that the manifests of the batches name."""
+    from statebackend.spark import sinks
+
+    made: dict[str, Callable[..., object]] = {}
+    for batch in taken_back:
+        for output, where in batch.targets.items():
+            found = re.fullmatch(r"(parquet|delta)\[(.+)\], .*", where)
+            if found is None:
+                raise UsageError(
+                    "a function that is a sink cannot be found again from the store",
+                    code="USAGE.NO_SINK",
+                    detail=f"output {output!r}, sink {where}",
+                    hint="pass the sinks with sink=, or sink=None, and remove by hand what this one has done",
+                )
+            made[f"{found[1]} {found[2]}"] = getattr(sinks, found[1])(found[2]).take_back
+    return list(made.values())
 
 
 def _take_backs(sink: Any) -> list[Callable[..., object]]:

@@ -197,7 +197,7 @@ def test_a_rewind_takes_the_files_of_all_partitions_back(spark: Any, tmp_path: P
     sink = parquet(out, partition_by="day")
     run(state, sink, retain=3)
     (taken,) = sb.tools.rewind(state, to=1, checkpoint_location=None, sink=sink).taken_back
-    assert taken.targets["main"].startswith(f"{out}/day=*/batch-00000002-main@*-")
+    assert taken.targets["main"].startswith(f"parquet[{out}], day=*/batch-00000002-main@*-")
     assert len(taken.removed) == 3
     assert read(spark, out) == wanted(range(80))
     assert not [name for name in files_below(out) if "batch-00000002" in name]

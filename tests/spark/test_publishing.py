@@ -111,7 +111,7 @@ def test_a_rewind_names_what_was_published_and_takes_it_back(tmp_path: Path) -> 
             job.run(batch_id)
     before = sorted(os.listdir(out))
     (batch,) = sb.tools.rewind(state, to=1, checkpoint_location=None).taken_back
-    assert batch.targets == {"main": str(out / before[2])}
+    assert batch.targets == {"main": f"parquet[{out}], {before[2]}"}
     assert batch.removed == ()
     assert sorted(os.listdir(out)) == before, "what is not asked for stays"
     (out / before[2]).unlink()

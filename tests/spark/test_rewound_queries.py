@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from spark_streams import Stream, Total, numbers, spark, stream
+from spark_streams import Stream, Total, len_of, numbers, spark, stream
 
 import statebackend as sb
 from statebackend.spark.sinks import parquet
@@ -68,7 +68,7 @@ def bad_history(stream: Stream, transform: Any) -> None:
 
 
 def rewind(folder: Path, to: int | None = GOOD - 1, **options: Any) -> Any:
-    where = {"checkpoint_location": folder / "stream", "sink": parquet(folder / "out")}
+    where = {"checkpoint_location": folder / "stream", "sink": "recorded"}
     return sb.tools.rewind(folder / "state", to=to, **{**where, **options})
 
 
@@ -107,7 +107,7 @@ def test_rewind_that_was_interrupted_is_completed_by_another(
     bad_history(stream, transform)
     whole = stream.folder.with_name(f"{stream.folder.name}-whole")
     shutil.copytree(stream.folder, whole)
-    moves = rewind(whole).moved
+    moves = rewind(whole, sink=parquet(whole / "out")).moved
     expected = files_of(whole)
     for at in day_rng.sample(range(len(moves)), min(5, len(moves))):
         broken = stream.folder.with_name(f"{stream.folder.name}-{at}")
@@ -123,18 +123,19 @@ def test_rewind_that_was_interrupted_is_completed_by_another(
         with monkeypatch.context() as patched:
             patched.setattr(os, "rename", failing)
             with pytest.raises(OSError, match="interrupted"):
-                rewind(broken)
+                rewind(broken, sink=parquet(broken / "out"))
         assert files_of(broken) != expected
-        rewind(broken)
+        rewind(broken, sink=parquet(broken / "out"))
         assert files_of(broken) == expected
         assert published(broken) == published(whole)
 
 
 def test_query_is_rewound_directly_after_its_end(stream: Stream) -> None:
     stream.add(numbers(*ROWS[0]))
-    batches = stream.batches(sink=parquet(stream.folder / "out"))
-    stream.start(batches).awaitTermination()
-    assert rewind(stream.folder, None).taken_back[0].rows == 2
+    stream.start(stream.batches(sink=len_of)).awaitTermination()
+    with pytest.raises(sb.UsageError, match=r"function .* cannot be found again .* sink len_of"):
+        rewind(stream.folder, None)
+    assert rewind(stream.folder, None, sink=None).taken_back[0].rows == 2
 
 
 def test_rewind_changes_nothing_if_the_stream_cannot_go_back(stream: Stream) -> None:

@@ -23,7 +23,8 @@ class Published:
     def commit(self, batch_id: int) -> Path:
         with sb.CheckpointStore(self.state, retain=5).open_for_writing() as store:
             store.commit(batch_id, batch=BatchRecord(incarnation=store.incarnation).to_json())
-            path = Path(self.sink.target("main", batch_id, store.incarnation))
+            name = self.sink.target("main", batch_id, store.incarnation).partition("], ")[2]
+            path = Path(self.sink.address, name)
         path.touch()
         return path
 

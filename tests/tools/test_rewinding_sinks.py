@@ -94,4 +94,4 @@ def test_an_output_whose_sink_is_not_given_is_named(tmp_path: Path, caplog: pyte
     assert taken.removed == ()
     assert published(out) == [0, 1]
     (told,) = (each.getMessage() for each in caplog.records if "stays in" in each.getMessage())
-    assert told.startswith(f"output 'main' stays in {out}/batch-00000001-main-")
+    assert told.startswith(f"output 'main' stays in parquet[{out}], batch-00000001-main-")

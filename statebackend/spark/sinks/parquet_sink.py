@@ -310,10 +310,9 @@ class ParquetSink(CommittedSink):
             unseen = {column: kind for column, kind in unseen.items() if column not in there}
 
     def target(self, output: str, batch_id: int, incarnation: str) -> str:
-        if not self._has_log:
-            return self._place.address(_name(output, batch_id, incarnation))
         folders = "".join(f"{name}=*/" for name in self.partition_by)
-        return self._place.address(folders + _name(output, batch_id, incarnation, "@*"))
+        name = _name(output, batch_id, incarnation, "@*" if self._has_log else "")
+        return f"{self.description}, {folders}{name}"
 
     def deliver(self, delivery: Delivery) -> Figures:
         log = SinkLog(self._place)
