@@ -110,7 +110,7 @@ def test_store_of_format_1_is_refused_and_unchanged(root: Path) -> None:
 
 
 def store_on(disk: Disk, calls: SimulatedCalls | None = None) -> CheckpointStore:
-    return CheckpointStore("/", _files=PosixFiles("/store", calls or SimulatedCalls(disk)))
+    return CheckpointStore("/", retain=2, _files=PosixFiles("/store", calls or SimulatedCalls(disk)))
 
 
 def cut_off_in_retention() -> Disk:

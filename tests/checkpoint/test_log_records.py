@@ -146,7 +146,7 @@ def test_a_restart_that_is_cut_off_leaves_whole_checkpoints_and_can_be_repeated(
 def test_a_time_that_was_set_is_that_of_one_checkpoint(tmp_path: Path) -> None:
     committed(tmp_path, 5, 6).close()
     assert sb.tools.set_time(tmp_path, now=7000).now == 7000
-    store = sb.CheckpointStore(tmp_path)
+    store = sb.CheckpointStore(tmp_path, retain=2)
     assert (store.open(5).now, store.open(6).now, store.open_latest().manifest.now) == (1000, 7000, 1000)
     with store.open_for_writing():
         store.commit(7, now=8000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import random
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from stopped_time import StoppedTime
 from store_files import commit
 
 import statebackend as sb
+from statebackend.checkpoint.store import retention
 from statebackend.checkpoint.store import store as stores
 
 HOUR = datetime.timedelta(hours=1)
@@ -68,5 +70,43 @@ def test_many_kept_checkpoints_cost_a_commit_nothing(tmp_path: Path, clock: Stop
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 2.0, datetime.timedelta(-1), "1 moon"])
 def test_what_is_no_retention_is_refused(tmp_path: Path, wrong: object) -> None:
-    with pytest.raises(sb.UsageError, match="at least 1, or a duration|not a duration|is less than 0"):
+    with pytest.raises(sb.UsageError, match="checkpoints from 1, a duration|not a duration|is less than 0"):
         sb.CheckpointStore(tmp_path, retain=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("share", "fewest"), [(0.001, 113), (0.1, 20), (1.0, 8)])
+def test_auto_keeps_the_newest_and_one_an_hour_within_its_limit(
+    tmp_path: Path,
+    clock: StoppedTime,
+    monkeypatch: pytest.MonkeyPatch,
+    no_fsync: None,
+    rng: random.Random,
+    share: float,
+    fewest: int,
+) -> None:
+    """300 batches, one in six minutes, touch a share of the keys."""
+    monkeypatch.setattr(retention, "_BYTES_MORE", 1 << 19)
+    keys = 4000
+    with (
+        sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=128) as store,
+        sb.create_backend("heap").create_keyed_backend(int) as keyed,
+    ):
+        state = keyed.get_value_state(sb.ValueStateDescriptor("n", int))
+        state.update_many(range(keys), [rng.getrandbits(62) for _ in range(keys)])
+        for batch_id in range(300):
+            touched = [rng.randrange(keys) for _ in range(int(keys * share))] if share < 1 else range(keys)
+            state.update_many(touched, [rng.getrandbits(62) for _ in touched])
+            store.commit(batch_id, [keyed.snapshot(batch_id, store).result()])
+            keyed.notify_checkpoint_complete(batch_id)
+            clock.now += 360
+            if batch_id % 50 == 49:
+                opened = [store.open(each) for each in store.checkpoints()]
+                sizes = {name: file.size for each in opened[:-1] for name, file in each.files.items()}
+                beside = sum(size for name, size in sizes.items() if name not in opened[-1].files)
+                assert len(opened) == 2 or beside <= 3 * 16.5 * keys + (1 << 19)
+    kept = store.checkpoints()
+    assert len(kept) >= fewest
+    assert (len(kept) >= 100) == (share == 0.001)
+    if share == 0.001:
+        assert kept[-100:] == list(range(200, 300))
+        assert [each // 10 for each in kept[:-100]] == list(range(7, 20))

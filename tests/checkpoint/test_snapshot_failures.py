@@ -128,7 +128,7 @@ def test_no_merging_on_a_full_disk(tmp_path: Path, backend: str, monkeypatch: py
     room = [1000]
     monkeypatch.setattr(PosixCalls, "free_space", lambda calls, path: room[0])
     keyed, count = counting(backend, 100)
-    with keyed, open_store(tmp_path) as store:
+    with keyed, open_store(tmp_path, retain=2) as store:
         for checkpoint_id in range(40):
             if checkpoint_id == 20:
                 room[0] = 1 << 40

@@ -17,5 +17,5 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(root: Path) -> Iterator[CheckpointStore]:
-    with CheckpointStore(root) as made:
+    with CheckpointStore(root, retain=2) as made:
         yield made.open_for_writing(query="q", key_type=int, max_parallelism=128)

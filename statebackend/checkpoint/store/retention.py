@@ -1,6 +1,6 @@
 """Which checkpoints and which of their files a store keeps, and removing the others.
 
-By default the newest checkpoint alone is kept. A checkpoint that is dropped takes along all files that are not shared.
+A checkpoint that is dropped takes along all files that are not shared.
 Dropping has happened with the entry of the log that keeps less. So removing may be cut off anywhere, and repeated by
 the next commit or the next opening; a writer that was overtaken can do no harm by it.
 """
@@ -11,7 +11,7 @@ import datetime
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
 from statebackend.checkpoint.files import StoreFiles
@@ -19,14 +19,22 @@ from statebackend.checkpoint.files.layout import entry_name, parse_entry_name
 from statebackend.checkpoint.files.store_files import FencedError, map_in_threads, storing
 from statebackend.checkpoint.store.log import CheckpointKey, read_entry
 from statebackend.checkpoint.store.log_writer import LogWriter
+from statebackend.checkpoint.store.manifest import Manifest
 from statebackend.checkpoint.store.pins import held_by_pins
 from statebackend.errors import CorruptCheckpointError
 
 _log = logging.getLogger(__name__)
 
-#: How many checkpoints are kept, or for how long. By time, too, the newest two are kept.
-Retain = int | datetime.timedelta
+#: How many checkpoints are kept, or for how long, or ``"auto"``. The last two keep the newest two in any case.
+Retain = int | datetime.timedelta | str
 _FEWEST = 2
+#: ``"auto"`` keeps the newest checkpoints, as many as Spark keeps batches, and one for each of the last hours.
+AUTO = "auto"
+_NEWEST = 100
+_HOURS = 24
+#: The files that ``"auto"`` keeps in addition to the newest checkpoint take this many times the state, and these bytes.
+_TIMES_STATE = 3
+_BYTES_MORE = 10**9
 
 
 class Retention:
@@ -46,8 +54,9 @@ class Retention:
         self._outputs: dict[CheckpointKey, frozenset[str]] = {}
         #: When each was committed, in seconds since 1970.
         self._at: dict[CheckpointKey, float] = {}
-        #: How many readable manifests name each file.
+        #: How many readable manifests name each file, and the sizes of these files without outputs.
         self._uses: Counter[str] = Counter()
+        self._sizes: dict[str, int] = {}
         self._unreadable = 0
         #: Files that no checkpoint names any longer.
         self._waiting: set[str] = set()
@@ -60,15 +69,16 @@ class Retention:
     def committed(
         self,
         key: CheckpointKey,
-        names: Collection[str] | None,
+        sizes: Mapping[str, int] | None,
         at: float = 0.0,
         outputs: Collection[str] = (),
     ) -> None:
-        """Note an existing checkpoint, committed at that time, which names these files and, in addition, outputs.
+        """Note an existing checkpoint, committed at that time, which names files of these sizes, and outputs.
 
-        None for ``names`` if its manifest cannot be read.
+        None for ``sizes`` if its manifest cannot be read.
         """
-        own = self._named[key] = None if names is None else frozenset(names)
+        own = self._named[key] = None if sizes is None else frozenset(sizes)
+        self._sizes.update(sizes or {})
         self._outputs[key] = frozenset(outputs)
         self._at[key] = at
         self._uses.update(own or ())
@@ -92,13 +102,43 @@ class Retention:
         """Return True if a readable manifest names the file."""
         return name in self._uses
 
-    def excess(self, retain: Retain, now: float, newest: CheckpointKey) -> list[CheckpointKey]:
+    def excess(self, retain: Retain, now: float, newest: Manifest) -> list[CheckpointKey]:
         """The checkpoints to drop, oldest first, once ``newest`` is committed at that time."""
-        ordered = [*self._named, newest]  # noted by ascending ids
-        if not isinstance(retain, datetime.timedelta):
-            return ordered[: max(len(ordered) - retain, 0)]
-        oldest = now - retain.total_seconds()
-        return [key for key in ordered[: max(len(ordered) - _FEWEST, 0)] if self._at[key] < oldest]
+        older = list(self._named)  # noted by ascending ids
+        if isinstance(retain, int):
+            return older[: max(len(older) + 1 - retain, 0)]
+        droppable = older[: max(len(older) + 1 - _FEWEST, 0)]
+        if isinstance(retain, datetime.timedelta):
+            oldest = now - retain.total_seconds()
+            return [key for key in droppable if self._at[key] < oldest]
+        hours = {int(now // 3600)}
+        first_hour = max(hours) - _HOURS
+        dropped = set()
+        for back, key in enumerate(reversed(older), start=2):
+            hour = int(self._at[key] // 3600)
+            if back > _NEWEST and (hour in hours or hour <= first_hour):
+                dropped.add(key)
+            hours.add(hour)
+        dropped |= self._beyond_room([key for key in older if key not in dropped], newest)
+        return [key for key in droppable if key in dropped]
+
+    def _beyond_room(self, kept: list[CheckpointKey], newest: Manifest) -> set[CheckpointKey]:
+        """The oldest of these checkpoints, which exceed the limit of space together with the newer ones."""
+        sizes = sizes_of(newest)
+        state = sum(
+            file.size for name, file in newest.all_files.items() if name in sizes and file.kind != "delta"
+        )
+        room = _TIMES_STATE * state + _BYTES_MORE
+        if sum(self._sizes.values()) <= room:
+            return set()
+        seen = set(sizes)
+        for at in reversed(range(len(kept))):
+            own = self.names_of(kept[at]) - seen
+            room -= sum(self._sizes[name] for name in own)
+            if room < 0:
+                return set(kept[: at + 1])
+            seen |= own
+        return set()
 
     def swept(self, dropped: Iterable[CheckpointKey]) -> int:
         """The sequence up to which no manifest of a dropped checkpoint is left, once the next entry is written."""
@@ -129,6 +169,7 @@ class Retention:
             self._uses[name] -= 1
             if not self._uses[name]:
                 del self._uses[name]
+                self._sizes.pop(name, None)
                 self._waiting.add(name)
 
     # --- removing ---
@@ -190,3 +231,9 @@ class Retention:
             map_in_threads(retire, [name for name in waiting if not is_held(name)])
         finally:
             self._waiting.difference_update(removed)
+
+
+def sizes_of(manifest: Manifest) -> dict[str, int]:
+    """The files that a manifest names, without outputs, and their sizes."""
+    outputs = manifest.output_names
+    return {name: file.size for name, file in manifest.all_files.items() if name not in outputs}

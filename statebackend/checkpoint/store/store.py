@@ -25,7 +25,7 @@ from statebackend.checkpoint.store.log import CheckpointKey, LogState, Record, R
 from statebackend.checkpoint.store.log_writer import LogWriter, conflict
 from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile, snapshots_of
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
-from statebackend.checkpoint.store.retention import Retain, Retention
+from statebackend.checkpoint.store.retention import AUTO, Retain, Retention, sizes_of
 from statebackend.checkpoint.store.sealed import Malformed, integer
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError
 from statebackend.state import Duration, milliseconds
@@ -34,14 +34,17 @@ _log = logging.getLogger(__name__)
 
 
 class CheckpointStore(CheckpointReader):
-    """A store of checkpoints, of which the newest ``retain`` are kept.
+    """A store of checkpoints, some of which are kept.
 
     It lies at a path, or in an object store, at ``s3://``, ``gs://`` or ``abfss://``, which takes the ``options`` of
     obstore in addition to those that obstore finds in the environment.
 
-    ``retain`` may be a duration: a checkpoint goes when it is older than that, and not one of the newest two.
-    Making one touches nothing; reading needs nothing more. `open_for_writing` takes an epoch, which ends that
-    of every other writer. ``single_writer`` is needed where nothing can keep a second writer out: on mounts that have
+    ``retain`` is the number of checkpoints to keep, or a duration, after which a checkpoint goes. ``"auto"`` keeps the
+    newest 100 and one for each of the last 24 hours, as long as their files take at most 3 times the size of the state
+    and 1 GB in addition to the newest checkpoint. A duration and ``"auto"`` always keep the newest two.
+
+    Making one touches nothing; reading needs nothing more. `open_for_writing` takes an epoch, which ends that of every
+    other writer. ``single_writer`` is needed where nothing can keep a second writer out: on mounts that have
     neither links nor exclusive renames, and in object stores without conditional writes. By passing it you vouch that
     there is no second writer.
     ``compression`` of data files is ``"zstd"``, ``"lz4"`` or None; it may change from one opening to the next.
@@ -59,7 +62,7 @@ class CheckpointStore(CheckpointReader):
         self,
         uri: str | os.PathLike[str],
         *,
-        retain: int | Duration = 2,
+        retain: int | Duration = AUTO,
         single_writer: bool = False,
         options: Mapping[str, str] | None = None,
         compression: str | None = "zstd",
@@ -67,10 +70,10 @@ class CheckpointStore(CheckpointReader):
         max_clock_jump: Duration | None = "30 days",
         _files: StoreFiles | None = None,
     ) -> None:
-        if isinstance(retain, (str, datetime.timedelta)):
+        if isinstance(retain, (str, datetime.timedelta)) and retain != AUTO:
             retain = datetime.timedelta(milliseconds=milliseconds("retain", retain, least=0))
-        elif type(retain) is not int or retain < 1:
-            raise UsageError("retain is the number of checkpoints to keep, at least 1, or a duration")
+        elif retain != AUTO and (type(retain) is not int or retain < 1):
+            raise UsageError('expected a number of checkpoints from 1, a duration or "auto" for retain')
         if compression not in ("zstd", "lz4", None):
             raise UsageError('compression is "zstd", "lz4" or None')
         super().__init__(
@@ -249,32 +252,38 @@ class CheckpointStore(CheckpointReader):
         self._encryption = self._agreed(self._writer.metadata)
         self._retention, self._newest = Retention(self._files, self._writer, self._built_on), None
         self._in_flight, self._lent = {}, {}
-        for key in self._writer.state.kept:
-            try:
-                manifest = self._manifest(key, self._writer.metadata)
-            except CorruptCheckpointError as error:
-                _log.warning("no file of the store will be removed while this one cannot be read: %s", error)
+        kept = self._writer.state.kept
+        try:
+            manifests = map_in_threads(self._manifest_if_whole, kept)
+        except UsageError as error:  # dropped, which only a newer writer could
+            raise self._overtaken() from error
+        for key, manifest in zip(kept, manifests, strict=True):
+            if manifest is not None:
+                self._note(key, manifest, self._committed_at(key, manifest))
+            else:
                 self._retention.committed(key, None, self._committed_at(key, None))
                 self._newest = None
-            except UsageError as error:  # dropped, which only a newer writer could
-                raise self._overtaken() from error
-            else:
-                self._note(key, manifest, self._committed_at(key, manifest))
         self._retention.drop_outputs()
         self._retention.clear_away()
         if not self._writer.holds():
             raise self._overtaken()
 
+    def _manifest_if_whole(self, key: CheckpointKey) -> Manifest | None:
+        try:
+            return self._manifest(key, self._writer.metadata)
+        except CorruptCheckpointError as error:
+            _log.warning("no file of the store will be removed while this one cannot be read: %s", error)
+            return None
+
     def _note(self, key: CheckpointKey, manifest: Manifest, at: float) -> None:
-        outputs = manifest.output_names
-        self._retention.committed(key, set(manifest.all_files) - outputs, at, outputs)
+        self._retention.committed(key, sizes_of(manifest), at, manifest.output_names)
         self._newest = manifest
 
     def _committed_at(self, key: CheckpointKey, manifest: Manifest | None) -> float:
         """When a checkpoint was committed, in seconds since 1970; asked only where that decides how long it stays."""
         if manifest is not None and manifest.written is not None:
             return manifest.written / 1000
-        if not isinstance(self._retain, datetime.timedelta):
+        if isinstance(self._retain, int):
             return 0.0
         with storing(f"looking for {key.name}"):
             return self._files.modified(key.name)
@@ -401,7 +410,7 @@ class CheckpointStore(CheckpointReader):
     def _append_commit(self, manifest: Manifest, parts: Sequence[StoredFile]) -> list[CheckpointKey]:
         """Append the entry of a commit; return the checkpoints that it drops. ``parts`` are new files."""
         key = CheckpointKey(manifest.checkpoint_id, manifest.name)
-        dropped = self._retention.excess(self._retain, time.time(), key)
+        dropped = self._retention.excess(self._retain, time.time(), manifest)
         state = self._writer.state.committed(key, dropped, self._retention.swept(dropped))
         try:
             self._writer.append(
