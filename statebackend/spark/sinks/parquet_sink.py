@@ -13,7 +13,7 @@ change. Files are taken out by going on to the next compact entry, which leaves 
 longer count. The format is Spark's (`FileStreamSinkLog`); an interval of ten is its default.
 
 >>> parquet("/data/out").target("main", 7, "0" * 32)
-'/data/out/batch-00000007-main-00000000000000000000000000000000.parquet'
+'parquet[/data/out], batch-00000007-main-00000000000000000000000000000000.parquet'
 """
 
 from __future__ import annotations
