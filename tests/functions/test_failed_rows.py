@@ -11,7 +11,6 @@ from contract.samples import dump
 from functions.conftest import each_way
 
 import statebackend as sb
-from statebackend.runtime import Job
 from statebackend.testing import Harness
 
 pytestmark = pytest.mark.usefixtures("either_way")
@@ -177,19 +176,7 @@ def test_a_timer_that_fails_fails_the_batch() -> None:
         assert harness.keyed.timers.count("processing") == 1
 
 
-def test_what_routing_needs_is_checked_at_once() -> None:
-    class Whole(sb.BatchProcessFunction):
-        def process_batch(self, batch: Any, ctx: Any) -> Any:
-            return None
-
-    for function, schema, option in (
-        (Everything(), SCHEMAS, "skip"),
-        (Whole(), SCHEMAS, "drop"),
-        (Everything(), "n int", sb.to_output("errors")),
-        (Everything(), SCHEMAS, "errors"),
-    ):
-        with pytest.raises(sb.UsageError):
-            Job(function, key="user", schema=schema, errors=option)
+def test_output_of_errors_needs_columns_of_the_batch() -> None:
     schema = {**SCHEMAS, "errors": "n bigint, missing string, error_class string"}
     with Harness(Everything(), key="user", schema=schema, errors=sb.to_output("errors")) as harness:
         with pytest.raises(sb.UsageError) as caught:

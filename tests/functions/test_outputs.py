@@ -163,12 +163,6 @@ def test_rows_are_given_out_while_a_batch_runs_only() -> None:
         harness.process_batch(rows(1))
 
 
-@pytest.mark.parametrize("schema", [{}, {"": "n int"}, {7: "n int"}])
-def test_outputs_have_names(schema: Any) -> None:
-    with pytest.raises(sb.UsageError):
-        Job(Sums(), key="user", schema=schema)
-
-
 def test_the_schema_of_a_job_names_its_outputs() -> None:
     assert list(Job(Sums(), key="user", schema=SCHEMAS).outputs) == ["sums", "large", "timers"]
     assert list(Job(Sums(), key="user", schema="n int").outputs) == ["main"]
@@ -231,18 +225,3 @@ def test_a_sink_gets_what_it_asks_for(sink: Callable[..., Any], wanted: Any) -> 
     check(sink)
     call(sink, "df", 7, CONTEXT)
     assert seen == ([] if wanted is None else [wanted])
-
-
-def positional(df: Any, batch_id: int, context: Any, /) -> None: ...
-
-
-@pytest.mark.parametrize("sink", [lambda df: None, lambda: None, lambda a, b, c: None, positional, 7, "sink"])
-def test_what_cannot_be_called_as_a_sink_is_refused_at_once(sink: Any) -> None:
-    with pytest.raises(sb.UsageError, match="sink is"):
-        sb.spark.stateful(
-            sb.map_with_state(lambda row, n: (None, 1), int),
-            key="user",
-            schema="a int",
-            state="/x",
-            sink=sink,
-        )

@@ -52,6 +52,9 @@ async def async_sink(frame: Any, batch_id: int) -> None:
     pass
 
 
+def positional(frame: Any, batch_id: int, context: Any, /) -> None: ...
+
+
 def yielding_sink(frame: Any, batch_id: int) -> Any:
     yield frame
 
@@ -86,6 +89,10 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "a key twice": ({"key": ["a", "a"]}, "key names a column twice"),
     "a schema that cannot be read": ({"schema": "user strin"}, "cannot read a type"),
     "a schema of no type": ({"schema": 5}, "is not a type"),
+    "a schema of no columns": ({"schema": "bigint"}, "[USAGE"),
+    "no outputs": ({"schema": {}}, "schema is"),
+    "an output without a name": ({"schema": {"": "n int"}}, "schema is"),
+    "an output called by a number": ({"schema": {7: "n int"}}, "schema is"),
     "an output without a sink": ({"schema": TWO, "sink": {"a": print}}, "output 'b'", "[USAGE.NO_SINK]"),
     "outputs without sinks": ({"schema": TWO, "sink": {}}, "[USAGE.NO_SINK]"),
     "outputs without any sink": ({"schema": TWO, "sink": None}, "[USAGE.NO_SINK]"),
@@ -97,6 +104,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "a sink that is a name": ({"sink": "parquet"}, "sink is a function"),
     "a sink of two that is a name": ({"schema": TWO, "sink": {"a": "print", "b": print}}, "[USAGE]"),
     "a sink that is not called so": ({"sink": lambda frame: None}, "called with (df, batch_id)", "[USAGE]"),
+    "a sink whose context has no name": ({"sink": positional}, "called with (df, batch_id)"),
     "a sink that is async": ({"sink": async_sink}, "async"),
     "a sink object that is async": ({"sink": AsyncSink()}, "async"),
     "a sink that yields": ({"sink": yielding_sink}, "yields"),
