@@ -147,14 +147,14 @@ def beginning_of(
     log: LogState | None, start: StartFrom | None, uri: str
 ) -> tuple[Checkpoint | Savepoint | None, set[int]]:
     """The source that a job begins with in an empty store, and the batches that may come; None is for a new store."""
-    if log is not None and log.newest_restart is not None:  # after a reset, ``start`` no longer counts
-        return None, {log.newest_restart.begins_at}
-    source, first_ids = None, {0}
-    if log is not None and log.begins_at is not None:  # a rewind came since
-        first_ids = {0, log.begins_at}
+    source: Checkpoint | Savepoint | None = None
+    first_ids = {0}
+    if log is not None and log.begins_at is not None:  # ``start`` no longer counts
+        first_ids = {log.begins_at} if log.newest_restart else {0, log.begins_at}
     elif start is not None:
         source, first_ids = source_of(start.source), {start.first_batch or 0}
-    return without_dropped(source, log.dropped_states_of(None) if log else frozenset(), uri), first_ids
+    dropped = frozenset() if log is None else log.dropped_states_of(None)
+    return without_dropped(source, dropped, uri), first_ids
 
 
 def without_dropped(

@@ -334,6 +334,8 @@ def test_start_is_refused_when_its_source_lacks_a_dropped_state(tmp_path: Path, 
     options = {} if source is None else {"start": StartFrom(tmp_path / source)}
     started = tmp_path / "started"
     CheckpointStore(started).open_for_writing(key_type=str, max_parallelism=128).close()
+    if source is None:
+        sb.tools.reset(started, first_batch=0)
     sb.tools.drop_state(started, "cuont")
     for _ in range(2):
         with pytest.raises(sb.UsageError, match="there is no state 'cuont'") as caught:
