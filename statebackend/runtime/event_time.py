@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,13 +13,10 @@ from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.errors import UsageError
 from statebackend.functions import EventTime
 from statebackend.keys import TimeColumn, time_column
-from statebackend.types import is_not_a_time
 
 _EVENT_TIME = "the event-time column"
 #: The event time while there is none: nothing has expired by then.
 NO_TIME = -(2**63)
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-_MILLISECOND = datetime.timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True)
@@ -78,21 +74,6 @@ class RowTimes:
         return cls(None, None, own, is_null, never, never)
 
     @classmethod
-    def of_one(
-        cls,
-        event_time: EventTime,
-        time: object,
-        *,
-        watermark: int | None,
-        clock: int | None = None,
-        idle: int | None = None,
-    ) -> RowTimes:
-        """The same for one row, whose time is an int of milliseconds, a datetime or None."""
-        column = pa.array([time_of(time, event_time.column)], pa.int64())
-        table = pa.table({event_time.column: column})
-        return cls.of(event_time, table, watermark=watermark, clock=clock, idle=idle)
-
-    @classmethod
     def of_none(cls, before: int | None, after: int | None) -> RowTimes:
         """The times of a batch without rows."""
         nothing = np.zeros(0, dtype=np.bool_)
@@ -132,26 +113,6 @@ class RowTimes:
         return len(self.own)
 
 
-def time_of(time: object, column: str) -> int | None:
-    """The time in milliseconds of a value of the column; a datetime without a time zone is in UTC.
-
-    >>> time_of(datetime.datetime(1970, 1, 1, 0, 0, 1), "at"), time_of(5, "at"), time_of(None, "at")
-    (1000, 5, None)
-    >>> time_of(np.datetime64(7, "s"), "at"), time_of(np.datetime64("NaT"), "at")
-    (7000, None)
-    """
-    if time is None or is_not_a_time(time):
-        return None
-    if isinstance(time, (int, np.integer)) and not isinstance(time, bool) and -(2**63) <= time < 2**63:
-        return int(time)
-    if isinstance(time, np.datetime64):
-        return int(time.astype("datetime64[ms]").astype(np.int64))
-    if isinstance(time, datetime.datetime):
-        aware = time if time.tzinfo is not None else time.replace(tzinfo=datetime.timezone.utc)
-        return (aware - _EPOCH) // _MILLISECOND
-    raise _not_a_time(column, f"a {type(time).__name__}")
-
-
 def _times(table: pa.Table, column: str) -> TimeColumn:
     return time_column(table.column(column), _EVENT_TIME, f"column {column!r} is ")
 
@@ -169,10 +130,3 @@ def _check_storable(watermark: int, column: str) -> None:
             detail=f"column {column!r}",
             hint="it is a timestamp, or milliseconds; EventTime(..., max_ahead=...) lets no such time count",
         )
-
-
-def _not_a_time(column: str, what: str) -> UsageError:
-    return UsageError(
-        f"{_EVENT_TIME} is neither a timestamp nor a number of milliseconds",
-        detail=f"column {column!r} is {what}",
-    )

@@ -13,8 +13,8 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -179,14 +179,6 @@ class FailedRows:
             taken = taken.append_column(name, pa.array(values, pa.string()))
         self._given.add_rows_as_they_are(self._output, taken)
 
-    def settle_row(self, row: Any) -> None:
-        """The same for a call with a single row, of a harness."""
-        for _, name, code in self._failures:
-            if self._output is not None:
-                columns = {ERROR_COLUMNS[0]: name, ERROR_COLUMNS[1]: code}
-                self._given.add_row_as_it_is(self._output, row, columns)
-        self._failures = []
-
     def tell(self, batch_id: int) -> None:
         """Say in the log how many rows have failed."""
         if self.counts:
@@ -201,7 +193,6 @@ class FailedRows:
 
 
 EVENT, PROCESSING = DOMAINS
-Pair: TypeAlias = tuple[object, object]
 
 
 class FunctionCalls(ABC):
@@ -245,10 +236,6 @@ class FunctionCalls(ABC):
     @abstractmethod
     def run_rows(self, piece: Batch) -> None:
         """Bring the rows of a piece of a batch to the function; one without rows if the batch has none."""
-
-    @abstractmethod
-    def run_pairs(self, pairs: Sequence[Pair], times: RowTimes | None) -> None:
-        """Bring rows that a harness gives to the function."""
 
     @abstractmethod
     def fire(self, domain: str, until: int) -> None:
@@ -304,9 +291,6 @@ class BatchCalls(FunctionCalls):
                 self.given.add_batches(function.process_batch(each, context))
             finally:
                 context._keys = None
-
-    def run_pairs(self, pairs: Sequence[Pair], times: RowTimes | None) -> None:
-        """Only time goes on: a harness gives whole batches to such a function."""
 
     def fire(self, domain: str, until: int) -> None:
         context, timers, before = self.context, self.keyed.timers, self.context.watermark
@@ -400,34 +384,6 @@ class RowCalls(_KeyedCalls):
             self.given.settle()
         self.leave_rows()
 
-    def run_pairs(self, pairs: Sequence[Pair], times: RowTimes | None) -> None:
-        by = None if times is None else times.by.tolist()
-        for at, (key, row) in enumerate(pairs):
-            if times is not None and by is not None:
-                before_row = self._before_each(
-                    BatchPosition(None if times.is_null[at] else int(times.own[at]))
-                )
-                if before_row is not None:
-                    before_row()
-                self.keyed.set_event_time(by[at])
-            self.keyed.set_current_key(key)
-            self._run_row(row)
-        self.leave_rows()
-
-    def _run_row(self, row: object) -> None:
-        guard, output = self._guard, self.given.output
-        if guard is None:
-            output.take(self._process(row, self.context))
-            return
-        guard.begin()
-        try:
-            output.take(self._process(row, self.context))
-        except Exception as error:  # noqa: BLE001 - any that the user's code raises
-            guard.failed(0, error)
-        else:
-            guard.passed()
-        guard.settle_row(row)
-
     def _before_each(self, here: _HasTime) -> Callable[[], None] | None:
         """Make ``here`` the row at hand; return what fires the timers that are due before it, if they come in order.
 
@@ -476,10 +432,6 @@ class KeyRowsCalls(_KeyedCalls):
             self._run_key(tuple(first[at] for at in places) if is_composite else first[places[0]], of_key)
             if end // _PART != begin // _PART:
                 self.given.settle()
-
-    def run_pairs(self, pairs: Sequence[Pair], times: RowTimes | None) -> None:
-        for key, row in pairs:
-            self._run_key(key, [row])
 
     def _run_key(self, key: object, rows: list[Any]) -> None:
         self.keyed.set_current_key(key)

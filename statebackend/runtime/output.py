@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -416,17 +416,6 @@ class BatchOutput:
         """Give rows that came in to an output, which takes the columns that its schema names."""
         collected = self._named(name)
         collected.add_table(rows if collected.schema is None else rows.select(collected.schema.arrow.names))
-
-    def add_row_as_it_is(self, name: str, row: object, more: Mapping[str, object]) -> None:
-        """The same for a single row, with more columns; a plain tuple is taken by position."""
-        collected = self._named(name)
-        own: Any = getattr(row, "_fields", None)
-        if collected.schema is None or own is None:
-            assert isinstance(row, tuple)
-            self.outputs[name].add((*row, *more.values()))
-        else:
-            by_name = {**dict(zip(own, row, strict=True)), **more}  # type: ignore[call-overload]
-            self.outputs[name].add({column: by_name[column] for column in collected.schema.arrow.names})
 
     def _add_to(self, collected: _OutputRows, given: object) -> None:
         if isinstance(given, pa.RecordBatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from statebackend.checkpoint import DataWriter, Snapshot
@@ -29,7 +29,6 @@ from statebackend.runtime.function_calls import (
     FailedRows,
     FunctionCalls,
     KeyRowsCalls,
-    Pair,
     RowCalls,
     is_interrupt,
 )
@@ -121,22 +120,9 @@ class Task:
 
         return self._begun(batch_id, now, batch.times, run, files)
 
-    def run_pairs(
-        self,
-        batch_id: int,
-        pairs: Sequence[Pair],
-        now: int,
-        times: RowTimes | None = None,
-        aside: Sequence[tuple[str, object]] = (),
-    ) -> Result:
-        """The same for pairs of key and row, with the time of each, and for rows that go to an output as they are."""
-
-        def run(calls: FunctionCalls) -> None:
-            for output, row in aside:
-                calls.given.add_row_as_it_is(output, row, {})
-            calls.run_pairs(pairs, times)
-
-        return self._begun(batch_id, now, times, run)
+    def pass_time(self, batch_id: int, now: int, times: RowTimes | None) -> Result:
+        """The same without rows: timers that are due fire."""
+        return self._begun(batch_id, now, times, lambda calls: None)
 
     def _begun(
         self,

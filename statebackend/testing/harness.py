@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore
@@ -29,12 +28,11 @@ from statebackend.operator_state import OperatorStateBackend
 from statebackend.runtime import Batch, Job, Task
 from statebackend.runtime.arrow_rows import rows_of
 from statebackend.runtime.batch_identity import BatchRecord
-from statebackend.runtime.batch_rows import check_null_keys, late_rows
 from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.execution import BatchTime, BatchTimes
 from statebackend.runtime.output import Result
 from statebackend.state import Duration, KeyedStateBackend, StateBackend, clocks, milliseconds
-from statebackend.types import ROW, from_config, is_not_a_time, of, row_class
+from statebackend.types import ROW, from_config, is_not_a_time, of
 
 
 class ManualClock:
@@ -191,45 +189,16 @@ class Harness:
     # --- steps ---
 
     def process_element(self, row: Any) -> list[Any]:
-        """Run the function over one row with names: a dict, a named tuple, a dataclass or a Spark row.
-
-        The key is in the row and, in a job with event time, its time. A row without its time has a null.
+        """Run the function over a batch of one row: a dict, a named tuple, a dataclass or a Spark row.
 
         >>> from statebackend.functions import map_with_state
         >>> with Harness(map_with_state(lambda row, n: ((row.n,), None), int), key="user") as harness:
         ...     harness.process_element({"user": "ann", "n": 3})
         [(3,)]
         """
-        job, named = self._job, _as_dict(row, 0)
-        if job.is_batch:
+        if self._job.is_batch:
             raise UsageError("a BatchProcessFunction takes batches", hint="call process_batch")
-        for name in job.columns:
-            job.check_column(name, list(named))
-        if self._replays():
-            return self._main_output
-        if self._is_inferred:
-            self._learn({name: _as_column([named[name]], name).type for name in job.columns})
-        key = named[job.key] if isinstance(job.key, str) else tuple(named[name] for name in job.columns)
-        row = row_class(tuple(named))(*named.values())
-        begun, event_time, times = self._time.begin(), job.event_time, None
-        late = "keep" if event_time is None else event_time.late
-        if event_time is not None:
-            time = named.get(event_time.column)
-            times = RowTimes.of_one(
-                event_time, time, watermark=begun.watermark, clock=begun.clock, idle=begun.idle
-            )
-        if key is None:
-            check_null_keys(job, 1, 1)
-            output = job.null_key_output
-        elif times is None or times.is_on_time[0] or late == "keep":
-            return self._run([(key, row)], begun, times)
-        elif late == "fail":
-            raise late_rows(times.num_late, times.num_ahead)
-        else:
-            output = job.late_output
-        if times is not None:
-            times = times.take(np.zeros(1, dtype=np.bool_))
-        return self._run([], begun, times, [] if output is None else [(output, row)])
+        return self.process_batch([row])
 
     def process_batch(self, rows: Any) -> list[Any]:
         """Run the function over a batch: an Arrow table or record batch, or a list of rows with names.
@@ -294,10 +263,10 @@ class Harness:
         times, before = None, self._time.committed.watermark
         if self._job.event_time is not None:
             times = RowTimes.of_none(before, watermark)
-        begun = BatchTimes(now, now, before)
+        given: Result = {name: [] for name in self._job.outputs}
         if self._started is not None:
-            return self._run([], begun, times)
-        return self._results({name: [] for name in self._job.outputs}, begun, times)
+            given = self._started.pass_time(self._batch_id + 1, now, times)
+        return self._results(given, BatchTimes(now, now, before), times)
 
     @property
     def watermark(self) -> int | None:
@@ -379,16 +348,6 @@ class Harness:
             self._fails_after, self._is_replay = None, point == "commit"
             self._task.undo()  # after the commit, this only discards the copy of the function
             raise InjectedFault(f"the batch fails after the {point}, as asked for")
-
-    def _run(
-        self,
-        pairs: list[Any],
-        begun: BatchTimes,
-        times: RowTimes | None,
-        aside: Sequence[tuple[str, object]] = (),
-    ) -> list[Any]:
-        given = self._task.run_pairs(self._batch_id + 1, pairs, begun.now, times, aside)
-        return self._results(given, begun, times)
 
     def _results(self, given: Result, begun: BatchTimes, times: RowTimes | None) -> list[Any]:
         self._fail("function")

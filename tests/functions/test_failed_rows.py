@@ -122,18 +122,6 @@ def test_rows_that_fail_leave_nothing_but_their_error(backend: str, schema: Any,
             assert routing._task.rows_failed == dropping._task.rows_failed == len(bad), number
 
 
-def test_a_row_of_a_harness_is_routed_alike() -> None:
-    with Harness(Everything(), key="user", schema=SCHEMAS, errors=sb.to_output("errors")) as harness:
-        row = {"user": "ann", "n": 8, "fails": True, "odd": True}
-        assert harness.process_element(row) == []
-        assert [tuple(each) for each in harness.outputs["errors"]] == [
-            (8, "ann", f"{__name__}.Trouble", None)
-        ]
-        assert harness.keyed.num_entries() == 0
-        harness.process_element({**row, "n": 3, "fails": False, "odd": False})
-        assert harness.outputs["errors"] == []
-
-
 class Fails(sb.KeyedProcessFunction):
     def __init__(self, error: BaseException) -> None:
         self.error = error

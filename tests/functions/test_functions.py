@@ -229,14 +229,6 @@ def test_the_first_batch_tells_the_type_of_the_key(backend: str) -> None:
         assert harness.process_element({"user": 1, "amount": 1}) == [(1, 1)]
 
 
-def test_a_row_of_a_harness_with_a_null_key_goes_its_way(backend: str) -> None:
-    schema = {"main": "user string, total bigint", "none": "amount bigint"}
-    options: dict[str, Any] = {"schema": schema, "null_keys": sb.to_output("none"), "backend": backend}
-    with Harness(Total(), key="user", key_type=str, **options) as harness:
-        assert harness.process_element({"user": None, "amount": 7}) == []
-        assert list(map(tuple, harness.outputs["none"])) == [(7,)]
-
-
 def test_a_fault_after_the_commit_is_followed_by_a_replay(backend: str) -> None:
     with Harness(Total(), key="user", backend=backend) as harness:
         for point, wanted in (("function", 1), ("commit", 2)):

@@ -65,15 +65,6 @@ def test_a_function_may_give_rows_to_that_output_too() -> None:
         assert sorted(harness.outputs["late"]) == [(1, "ann"), (7, "by the function")]
 
 
-def test_a_row_of_a_harness_is_routed_alike() -> None:
-    with Harness(Passed(), key="user", schema=SCHEMAS, event_time=LATE) as harness:
-        assert harness.process_element({"user": "ann", "at": 50}) == [("ann", 50)]
-        assert harness.process_element({"user": "ann", "at": 40}) == []
-        assert harness.outputs["late"] == [(40, "ann")]
-        assert list(harness.keyed.keys("n")) == ["ann"]
-        assert harness.process_element({"user": "ann", "at": 60}) == [("ann", 60)]
-
-
 def test_a_late_row_changes_no_state_and_a_failed_batch_gives_none() -> None:
     class Flaky(Passed):
         def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:

@@ -61,7 +61,7 @@ def test_a_batch_has_the_clocks_time_and_the_watermark_before_it(backend: str) -
         clock.set(5)
         assert harness.process_batch(rows((1, -10))) == [(-10, 50, 8_000_000)]
         assert harness.process_element({"k": 1, "at": 75}) == [(75, 50, 8_000_000)]
-        assert harness.process_element({"k": 1}) == [(None, 65, 8_000_000)]
+        assert harness.process_element({"k": 1, "at": None}) == [(None, 65, 8_000_000)]
 
 
 def test_times_are_timestamps_or_milliseconds(backend: str) -> None:
