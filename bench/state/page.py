@@ -35,8 +35,8 @@ _LABELS = {
 _TTL_LABELS = {"default": "default cleanup", "no_cleanup": "no cleanup"}
 
 
-def surroundings(run: Mapping[str, Any], timed: bool = True) -> str:
-    """The machine, the versions and the settings of the figures, and the rounds of those that are times."""
+def surroundings(run: Mapping[str, Any], rows: list[Row], timed: bool = True) -> str:
+    """The machine, the versions and the settings of these figures, and the rounds of those that are times."""
     machine, args, jvm = run["machine"], run["arguments"], run.get("jvm") or {}
     warmup = args["warmup"]
     parts = [
@@ -50,7 +50,7 @@ def surroundings(run: Mapping[str, Any], timed: bool = True) -> str:
         parts[0] += f", medians of {args['samples']} rounds"
         if warmup is not None:
             parts[0] += f" after {warmup} of warm-up"
-    if jvm:
+    if jvm and _of_peer(rows, "Flink"):
         parts.append(
             f"Flink {jvm['flink_version']}, Java {jvm['java_version']}, `-Xms` = `-Xmx` = {args['heap']}"
             + ((", huge pages" if args["huge_pages"] else ", no huge pages") if timed else "")
@@ -116,7 +116,7 @@ def renewed(page: str, run: Mapping[str, Any]) -> str:
     """The text of the page with the tables of this run."""
     for name, table in _TABLES.items():
         if rows := rows_of(run, name):
-            page = with_block(page, name, "\n".join([surroundings(run), "", *table(rows)]))
+            page = with_block(page, name, "\n".join([surroundings(run, rows), "", *table(rows)]))
     return page
 
 

@@ -118,7 +118,7 @@ def renewed(page: str, run: Mapping[str, Any], plot_name: str) -> str:
     """The text of the page with the tables of this run."""
     for name, table in _TABLES.items():
         if rows := rows_of(run, name):
-            measured_on = surroundings(run, timed=name != "memory-by-type")
+            measured_on = surroundings(run, rows, timed=name != "memory-by-type")
             page = with_block(page, name, "\n".join([measured_on, "", *table(rows)]))
     if rows_of(run, "P18"):
         page = with_block(page, "plot", f"![Million updates a second by type]({plot_name})")
