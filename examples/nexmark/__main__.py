@@ -95,7 +95,7 @@ def main() -> None:
     spark.stop()
     about = (
         f"{cores} cores, Spark {pyspark.__version__}, Python {platform.python_version()}. {given.files} batches of "
-        f"{given.rows:,} events each; medians after the first {WARM_UP}. All outputs are equal to those of batch SQL."
+        f"{given.rows:,} events each; medians after the first {WARM_UP}. All outputs equal batch SQL's."
     )
     print(f"\n{about}")
     if given.page:
