@@ -34,15 +34,6 @@ class Implementation:
             made.table.put(key, key)
         return made
 
-    def rehashing(self, capacity: int = 64, **options: Any) -> SimpleNamespace:
-        """A table in which doubling has just begun and nothing has moved; `state` is what it holds."""
-        made = self.make(initial_capacity=capacity, **options)
-        for key in range(capacity // 4 * 3 + 2):
-            made.table.put(key, key)
-        made.state = {key: key for key in range(capacity // 4 * 3 + 2)}
-        assert made.table.map_info(0)["secondary_capacity"] == 2 * capacity
-        return made
-
 
 COMPILED = Implementation("compiled", state_core.StateCore, core_probe.StateTable)
 TWIN = Implementation("twin", twin.state_core.StateCore, twin.state_table.StateTable)
@@ -88,10 +79,6 @@ class MapRules:
     def make(self, **options):
         made = self.implementation.make(**options)
         return made.core, made.table
-
-    def rehashing(self, capacity=64, **options):
-        made = self.implementation.rehashing(capacity, **options)
-        return made.core, made.table, made.state
 
 
 def copies(table):
