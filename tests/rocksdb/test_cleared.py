@@ -175,30 +175,6 @@ def test_a_map_that_was_cleared_stays_empty(dropped: Any, how: str) -> None:
         assert shown(committed, backend, "map", [(0, sb.VOID), (1, sb.VOID)]) == [ALL, {}]
 
 
-def test_what_is_put_after_a_clear_is_in_the_same_delta_behind_it(dropped: Any) -> None:
-    run = dropped()
-    state = run.at(1)
-    state.put_all({"a": 20, "c": 30})
-    state.remove("b")
-    state.clear()
-    state.put_all({"": 40, "d": 50, "e": 60})
-    state.remove("e")
-    run.at(2).remove("a")
-    committed = run.take("delta")
-    # What was cleared needs no removals.
-    assert sorted(run.ops(committed)) == [
-        ("CLEAR", 1, None),
-        ("PUT", 1, ""),
-        ("PUT", 1, "d"),
-        ("REMOVE", 2, "a"),
-    ]
-    for_key_1 = [op for op, key, _ in run.ops(committed) if key == 1]
-    assert for_key_1 == ["CLEAR", "PUT", "PUT"]
-    places = [(key, sb.VOID) for key in range(3)]
-    for backend in BACKENDS:
-        assert shown(committed, backend, "map", places) == [ALL, {"": 40, "d": 50}, {"": 1, "b": 3}]
-
-
 @pytest.mark.parametrize("kind", ["map", "list"])
 def test_a_namespace_that_was_never_written_is_not_taken_for_another(dropped: Any, kind: str) -> None:
     run = dropped(kind)
