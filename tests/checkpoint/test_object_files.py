@@ -265,11 +265,6 @@ def bucket() -> Bucket:
 
 
 class TestPublishing:
-    def test_it_is_one_request(self, bucket: Bucket) -> None:
-        files = in_bucket(bucket)
-        files.publish(ENTRY, b"mine", 1)
-        assert made(files) == ["create"]
-
     def test_another_was_first(self, bucket: Bucket) -> None:
         in_bucket(bucket).publish(ENTRY, b"other", 1)
         files = in_bucket(bucket)

@@ -87,13 +87,6 @@ def test_the_layout_is_as_documented(store: CheckpointStore, root: Path) -> None
     assert takeover["token"] != commit_of_3["token"]
 
 
-def test_a_store_can_be_moved(store: CheckpointStore, root: Path, tmp_path: Path) -> None:
-    stored = commit(store, 3)
-    store.close()
-    root.rename(tmp_path / "elsewhere")
-    assert CheckpointStore(tmp_path / "elsewhere").open(3).read_file(stored) == b"of 3"
-
-
 def test_files_that_only_look_alike_are_left_alone(store: CheckpointStore, root: Path) -> None:
     commit(store, 3)
     strange = [
@@ -191,15 +184,6 @@ def test_a_writer_that_is_fenced_in_the_middle_of_a_commit_is_told_so(
     with pytest.raises(CommitConflictError, match="another writer has opened the store"):
         store.commit(0, [snapshot])
     assert store.checkpoints() == []
-
-
-def test_a_live_writer_can_be_respected(store: CheckpointStore, root: Path) -> None:
-    commit(store, 0)
-    with pytest.raises(UsageError, match=r"another query is writing to this store.*\[USAGE\.STORE_IN_USE\]"):
-        CheckpointStore(root).open_for_writing(refuse_live=True)
-    commit(store, 1)  # it was not disturbed
-    store.close()
-    CheckpointStore(root).open_for_writing(refuse_live=True)
 
 
 def test_a_store_belongs_to_one_query_key_type_and_parallelism(store: CheckpointStore, root: Path) -> None:
@@ -558,10 +542,3 @@ def test_a_path_that_is_no_folder(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="Not a directory"):
             CheckpointStore(path).open_for_writing()
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_store_errors_travel_between_processes() -> None:
-    error = StoreError.of(OSError(errno.ENOSPC, "full"), "writing data/1/a", hint="make room")
-    again = pickle.loads(pickle.dumps(error))
-    assert (str(again), again.errno, again.code) == (str(error), errno.ENOSPC, "STORE")
-    assert isinstance(again, OSError)
