@@ -21,10 +21,9 @@ from statebackend.errors import SerializationError, StateBackendError, UsageErro
 from statebackend.functions import map_with_state
 from statebackend.keys import key_encoder, range_for
 from statebackend.runtime.batch_identity import rows_identity
-from statebackend.runtime.batch_rows import Batch, keys_of
+from statebackend.runtime.batch_rows import Batch
 from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.job import Job
-from statebackend.state import ValueStateDescriptor
 from statebackend.types import LONG, STRING, TIMESTAMP, of
 
 BEAT = "statebackend_heartbeat"
@@ -124,30 +123,6 @@ def assert_same(part: pa.RecordBatch, table: pa.Table) -> None:
     wanted = table.drop_columns([BEAT]).take(part["position"])
     # The text is the same where the values are, NaN and -0.0 among them.
     assert str(pa.Table.from_batches([part]).to_pylist()) == str(wanted.to_pylist())
-
-
-@pytest.mark.parametrize("sort", SORTS_OF_KEYS)
-def test_backends_of_the_ranges_take_all_keys_that_they_are_sent(sort: str, rng: random.Random) -> None:
-    given = sample(sort, rng)
-    job = a_job(max_parallelism=64)
-    cut = RowPartitioner(job, given.declared, 5).cut(
-        pa.record_batch({"key": given.column("plain", given.present)})
-    )
-    served = 0
-    for host, part in enumerate(cut.by_host):
-        backend = HeapBackend().create_keyed_backend(
-            given.declared, max_parallelism=64, key_group_range=range_for(64, 5, host)
-        )
-        if part is not None:
-            state = backend.get_state(a_value())
-            state.update_many(keys_of(job, part), pa.array([1] * part.num_rows))  # refuses a foreign key
-            served += part.num_rows
-        backend.close()
-    assert served == len(given.present)
-
-
-def a_value() -> Any:
-    return ValueStateDescriptor("n", LONG)
 
 
 def test_one_instant_in_any_zone_and_every_zero_and_nan_are_one_key() -> None:
@@ -303,8 +278,9 @@ def test_what_cannot_be_cut_is_refused_as_in_one_process(
 ) -> None:
     job, table = a_job(**options), pa.table(columns)
     backend = HeapBackend().create_keyed_backend(key_type)
+    state = backend.get_state(sb.ValueStateDescriptor("n", LONG))
     with pytest.raises((StateBackendError, OverflowError)) as wanted:
-        backend.get_state(a_value()).update_many(Batch(job, table).keys, pa.array([1] * table.num_rows))
+        state.update_many(Batch(job, table).keys, pa.array([1] * table.num_rows))
     backend.close()
     cutter = RowPartitioner(job, of(key_type), 2, digests=True)
     before = cutter.survey

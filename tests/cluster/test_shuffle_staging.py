@@ -96,16 +96,6 @@ def test_pieces_are_taken_in_the_order_in_which_they_are_named(staging: PieceSta
         staged.rows()
 
 
-def test_a_piece_or_a_batch_may_be_without_rows(staging: PieceStaging) -> None:
-    send(staging, TAG)
-    staged = staging.taken([TAG])
-    rows = staged.rows()
-    assert (rows.schema, rows.num_rows, staged.broadcast()) == (SCHEMA, 0, None)
-    staged.release()
-    none = staging.taken([])
-    assert none.rows() is none.broadcast() is None
-
-
 def test_nothing_is_taken_if_anything_is_not_as_it_was_sent(staging: PieceStaging) -> None:
     other = TAG._replace(task=1)
     total = send(staging, TAG, ("rows", numbered(1)))
@@ -138,23 +128,6 @@ def test_pieces_of_one_batch_have_the_same_columns(staging: PieceStaging) -> Non
     with pytest.raises(StoreError, match="not the same columns"):
         staging.taken([TAG, TAG._replace(task=1)])
     staging.taken([TAG]).release()
-
-
-def test_one_attempt_of_a_task_sends_one_piece(staging: PieceStaging) -> None:
-    piece = staging.begin(TAG, SCHEMA)
-    with pytest.raises(UsageError, match="a piece of this name already"):
-        staging.begin(TAG, SCHEMA)
-    piece.add("rows", message(numbered(1)))
-    piece.abandon()
-    piece.abandon()
-    assert holds(staging) == (0, 0)
-    send(staging, TAG, ("rows", numbered(2)))
-    piece.abandon()  # of old: not that of the same name
-    with pytest.raises(UsageError, match="a piece of this name already"):
-        staging.begin(TAG, SCHEMA)
-    staged = staging.taken([TAG])
-    assert numbers(staged.rows()) == [2]
-    staged.release()
 
 
 def test_only_the_try_that_is_awaited_is_taken(staging: PieceStaging) -> None:
