@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from host_queries import rows_out
+from stateful_functions import Total
 
 import statebackend as sb
 from statebackend.runtime import BatchSource, CommittedBatch, Job, Runner
@@ -22,19 +23,6 @@ from statebackend.testing import ManualClock
 from statebackend.types import of
 
 SCHEMA = "user string, total bigint"
-
-
-class Total(sb.KeyedProcessFunction):
-    """A running total for each user; a negative amount is refused."""
-
-    def open(self, ctx: sb.FunctionContext) -> None:
-        self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "sum", int))
-
-    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
-        self.total.add(row.amount)
-        if row.amount < 0:
-            raise ValueError("negative")
-        yield row.user, self.total.get()
 
 
 class Job0:
@@ -385,12 +373,6 @@ def test_another_use_of_the_store_is_refused_and_harms_nothing(job: Job0, tmp_pa
     assert rows_out(run(runner, 1, ("a", 1))) == [("a", 2)]
 
 
-def test_a_store_that_cannot_be_written_is_an_error_at_the_start(job: Job0, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(sb.StoreError):
-        job.open(folder=tmp_path / "file" / "store")
-
-
 class Renamed(Total):
     def open(self, ctx: sb.FunctionContext) -> None:
         self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "max", "string"))
@@ -463,16 +445,6 @@ def test_both_times_are_committed_with_the_state(job: Job0) -> None:
     committed = run(runner, 2)
     assert rows_out(committed) == []
     assert (committed.checkpoint.now, committed.checkpoint.watermark) == (6000, 240)
-
-
-def test_old_outputs_go_with_their_checkpoints(job: Job0) -> None:
-    runner = job.open(retain=1)
-    for batch_id in range(8):
-        run(runner, batch_id, ("a", 1))
-    outputs = [name for name in job.files() if "-output-" in name]
-    assert len(outputs) <= 2
-    runner.close()
-    assert len([name for name in job.files() if "-output-" in name]) == 1
 
 
 class Wide(sb.BatchProcessFunction):
