@@ -105,17 +105,6 @@ def test_open_iterators_are_invalid_after_a_rollback(keyed: Keyed) -> None:
         counts[3] = 3
 
 
-def test_a_failed_vectorised_call_keeps_older_marks(keyed: Keyed) -> None:
-    state = keyed.get_value_state(sb.ValueStateDescriptor("s", "tinyint"))
-    mark = keyed.mark()
-    state.update(1)
-    with pytest.raises(OverflowError):
-        state.update_many([1, 2], [2, 1000])
-    assert state.value() == 1
-    keyed.rollback(mark)
-    assert state.value() is None
-
-
 @pytest.mark.parametrize("does", ["rolls back", "opens a mark", "releases"])
 def test_a_release_is_whole_before_a_finaliser_acts(
     keyed: Keyed, does: str, monkeypatch: pytest.MonkeyPatch
