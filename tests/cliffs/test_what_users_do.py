@@ -43,23 +43,6 @@ def make() -> Iterator[Callable[..., Any]]:
         each.close()
 
 
-def later_calls(make: Make, prepare: Callable[[Any], Callable[[int], Any]], few: int, many: int) -> float:
-    """How a call grows from the first ``few`` calls of a batch to those after ``many``."""
-
-    def attempt() -> float:
-        sides = []
-        for former in (few, many):
-            keyed = make()
-            call = prepare(keyed)
-            keyed.mark()
-            side = Side(call, most=few)
-            side.run(former)
-            sides.append(side)
-        return growth(*sides)
-
-    return least(attempt)
-
-
 def put_all(keyed: Any) -> Callable[[int], Any]:
     state = keyed.get_map_state(sb.MapStateDescriptor("m", int, int))
 
@@ -131,14 +114,6 @@ MARKING = [
     failing_rows,
     add_many_with_a_function,
 ]
-
-
-@timed
-@pytest.mark.parametrize(
-    "prepare", [put_all_beside_others, merge_sessions, nested_marks], ids=lambda each: each.__name__
-)
-def test_a_row_at_the_end_of_a_long_batch_takes_no_longer(make: Make, prepare: Any) -> None:
-    assert later_calls(make, prepare, 400, 20_000) <= LIMIT
 
 
 @pytest.mark.parametrize("prepare", MARKING, ids=lambda each: each.__name__)
