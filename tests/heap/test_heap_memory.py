@@ -237,21 +237,6 @@ def test_a_state_without_entries_is_small(traced: Callable[[], int]) -> None:
     assert keyed.metrics()["extent_bytes"] == 0
 
 
-def test_namespaces_that_have_passed_leave_nothing(traced: Callable[[], int]) -> None:
-    keyed = HeapBackend().create_keyed_backend(int)
-    total = keyed.get_reducing_state(ReducingStateDescriptor("r", keep_last, int))
-    keyed.set_current_key(1)
-    taken = []
-    for number in range(12_000):
-        keyed.set_current_namespace(TimeWindow(number, number + 1))
-        total.add(number)
-        total.clear()
-        if number in (4_000, 11_999):
-            taken.append(traced())
-    assert len(keyed.core.namespaces) < 2_100
-    assert taken[1] - taken[0] < 100_000
-
-
 def test_records_with_text_take_little_more_than_their_columns() -> None:
     """At most half more than the Arrow columns of the values, and 40 bytes for each entry."""
     n = 300_000
