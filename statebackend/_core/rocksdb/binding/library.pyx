@@ -54,6 +54,60 @@ cdef extern from *:
         names->size += n;
     }
 
+    /* The members of Api, each with the name that RocksDB has for it behind the prefix. */
+    #define SB_MEMBERS(X) \\
+        X(free) X(options_create) X(options_destroy) X(get_options_from_string) X(options_set_create_if_missing) \\
+        X(options_set_create_missing_column_families) X(options_increase_parallelism) \\
+        X(options_set_compaction_filter_factory) X(options_set_merge_operator) X(options_set_write_buffer_manager) \\
+        X(options_set_block_based_table_factory) X(block_based_options_create) X(block_based_options_destroy) \\
+        X(block_based_options_set_block_size) X(block_based_options_set_partition_filters) \\
+        X(block_based_options_set_index_type) X(block_based_options_set_filter_policy) \\
+        X(block_based_options_set_block_cache) X(block_based_options_set_cache_index_and_filter_blocks) \\
+        X(block_based_options_set_cache_index_and_filter_blocks_with_high_priority) \\
+        X(block_based_options_set_pin_l0_filter_and_index_blocks_in_cache) \\
+        X(block_based_options_set_pin_top_level_index_and_filter) X(filterpolicy_create_bloom_full) \\
+        X(cache_create_lru) X(cache_destroy) X(cache_get_capacity) X(cache_get_usage) X(cache_get_pinned_usage) \\
+        X(write_buffer_manager_create_with_cache) X(write_buffer_manager_destroy) \\
+        X(write_buffer_manager_memory_usage) X(write_buffer_manager_buffer_size) X(memory_consumers_create) \\
+        X(memory_consumers_add_db) X(memory_consumers_destroy) X(approximate_memory_usage_create) \\
+        X(approximate_memory_usage_destroy) X(approximate_memory_usage_get_mem_table_total) \\
+        X(approximate_memory_usage_get_mem_table_unflushed) X(approximate_memory_usage_get_mem_table_readers_total) \\
+        X(compactionfilter_create) X(compactionfilterfactory_create) X(mergeoperator_create) X(open_column_families) \\
+        X(close) X(cancel_all_background_work) X(list_column_families) X(list_column_families_destroy) \\
+        X(create_column_family) X(drop_column_family) X(column_family_handle_destroy) X(readoptions_create) \\
+        X(readoptions_destroy) X(readoptions_set_iterate_lower_bound) X(readoptions_set_iterate_upper_bound) \\
+        X(readoptions_set_fill_cache) X(get_pinned_cf) X(pinnableslice_value) X(pinnableslice_destroy) \\
+        X(batched_multi_get_cf) X(create_iterator_cf) X(iter_destroy) X(iter_valid) X(iter_seek) X(iter_next) \\
+        X(iter_key) X(iter_value) X(iter_get_error) X(writeoptions_create) X(writeoptions_destroy) \\
+        X(writeoptions_set_sync) X(writeoptions_disable_WAL) X(delete_range_cf) X(write) X(writebatch_create) \\
+        X(writebatch_destroy) X(writebatch_clear) X(writebatch_count) X(writebatch_data) X(writebatch_put_cf) \\
+        X(writebatch_merge_cf) X(writebatch_delete_cf) X(writebatch_delete_range_cf) X(flushoptions_create) \\
+        X(flushoptions_destroy) X(flush_cfs) X(compactoptions_create) X(compactoptions_destroy) \\
+        X(compactoptions_set_exclusive_manual_compaction) X(compactoptions_set_bottommost_level_compaction) \\
+        X(compact_range_cf_opt) X(set_options_cf) X(delete_file_in_range_cf) X(checkpoint_object_create) \\
+        X(checkpoint_create) X(checkpoint_object_destroy) X(livefiles) X(livefiles_destroy) X(livefiles_count) \\
+        X(livefiles_column_family_name) X(livefiles_name) X(livefiles_level) X(livefiles_size) \\
+        X(livefiles_smallestkey) X(livefiles_largestkey) X(livefiles_entries) X(livefiles_deletions) \\
+        X(envoptions_create) X(envoptions_destroy) X(sstfilewriter_create) X(sstfilewriter_open) \\
+        X(sstfilewriter_put) X(sstfilewriter_file_size) X(sstfilewriter_finish) X(sstfilewriter_destroy) \\
+        X(ingestexternalfileoptions_create) X(ingestexternalfileoptions_set_move_files) \\
+        X(ingestexternalfileoptions_destroy) X(ingest_external_file_cf) X(property_value_cf) X(property_int_cf) \\
+        X(wait_for_compact_options_create) X(wait_for_compact_options_destroy) X(wait_for_compact)
+    #define SB_ONCE(member) sb_has_##member,
+    #define SB_TAKE(member) \\
+        if (!(*(void **)&api_->member = dlsym(library_, "rocksdb_" #member))) \\
+            sb_add_name(missing_, "rocksdb_" #member);
+
+    /* Fills a table from a library. The compiler checks that each member is listed, and once. */
+    #define sb_fill(api, library, missing) do { \\
+        enum { SB_MEMBERS(SB_ONCE) sb_count }; \\
+        _Static_assert(sizeof *(api) == sb_count * sizeof(void *), "SB_MEMBERS has not all members of Api"); \\
+        __typeof__(api) api_ = (api); \\
+        void *library_ = (library); \\
+        sb_names *missing_ = (missing); \\
+        SB_MEMBERS(SB_TAKE) \\
+    } while (0)
+
     #if defined(__APPLE__)
     static void sb_mapped_names(sb_names *names) {
         for (uint32_t i = 0; i < _dyld_image_count(); i++) sb_add_name(names, _dyld_get_image_name(i));
@@ -114,6 +168,7 @@ cdef extern from *:
         size_t size
         bint failed
     void sb_mapped_names(sb_names *names) noexcept nogil
+    void sb_fill(Api *api, void *library, sb_names *missing) noexcept
     void sb_end_early() noexcept nogil
     uint32_t sb_version(void *library) noexcept nogil
     int RTLD_NOW
@@ -135,156 +190,14 @@ cdef uint32_t _version = 0
 
 # ------------------------------------------------------------------------------------------- loading
 
-cdef class _Symbols:
-    """Fills the table from one library, and notes what is not there."""
-
-    cdef void *library
-    cdef list missing
-
-    def __cinit__(self):
-        self.missing = []
-
-    cdef int take(self, void *slot, str name) except -1:
-        cdef bytes symbol = b"rocksdb_" + name.encode("ascii")
-        cdef void *found = dlsym(self.library, symbol)
-        (<void **>slot)[0] = found
-        if found == NULL:
-            self.missing.append("rocksdb_" + name)
-        return 0
-
-
-cdef int _fill(Api *to, _Symbols symbols) except -1:
-    symbols.take(&to.free, "free")
-    symbols.take(&to.options_create, "options_create")
-    symbols.take(&to.options_destroy, "options_destroy")
-    symbols.take(&to.get_options_from_string, "get_options_from_string")
-    symbols.take(&to.options_set_create_if_missing, "options_set_create_if_missing")
-    symbols.take(&to.options_set_create_missing_column_families, "options_set_create_missing_column_families")
-    symbols.take(&to.options_increase_parallelism, "options_increase_parallelism")
-    symbols.take(&to.options_set_compaction_filter_factory, "options_set_compaction_filter_factory")
-    symbols.take(&to.options_set_merge_operator, "options_set_merge_operator")
-    symbols.take(&to.options_set_write_buffer_manager, "options_set_write_buffer_manager")
-    symbols.take(&to.options_set_block_based_table_factory, "options_set_block_based_table_factory")
-    symbols.take(&to.block_based_options_create, "block_based_options_create")
-    symbols.take(&to.block_based_options_destroy, "block_based_options_destroy")
-    symbols.take(&to.block_based_options_set_block_size, "block_based_options_set_block_size")
-    symbols.take(&to.block_based_options_set_partition_filters, "block_based_options_set_partition_filters")
-    symbols.take(&to.block_based_options_set_index_type, "block_based_options_set_index_type")
-    symbols.take(&to.block_based_options_set_filter_policy, "block_based_options_set_filter_policy")
-    symbols.take(&to.block_based_options_set_block_cache, "block_based_options_set_block_cache")
-    symbols.take(&to.block_based_options_set_cache_index_and_filter_blocks,
-                 "block_based_options_set_cache_index_and_filter_blocks")
-    symbols.take(&to.block_based_options_set_cache_index_and_filter_blocks_with_high_priority,
-                 "block_based_options_set_cache_index_and_filter_blocks_with_high_priority")
-    symbols.take(&to.block_based_options_set_pin_l0_filter_and_index_blocks_in_cache,
-                 "block_based_options_set_pin_l0_filter_and_index_blocks_in_cache")
-    symbols.take(&to.block_based_options_set_pin_top_level_index_and_filter,
-                 "block_based_options_set_pin_top_level_index_and_filter")
-    symbols.take(&to.filterpolicy_create_bloom_full, "filterpolicy_create_bloom_full")
-    symbols.take(&to.cache_create_lru, "cache_create_lru")
-    symbols.take(&to.cache_destroy, "cache_destroy")
-    symbols.take(&to.cache_get_capacity, "cache_get_capacity")
-    symbols.take(&to.cache_get_usage, "cache_get_usage")
-    symbols.take(&to.cache_get_pinned_usage, "cache_get_pinned_usage")
-    symbols.take(&to.write_buffer_manager_create_with_cache, "write_buffer_manager_create_with_cache")
-    symbols.take(&to.write_buffer_manager_destroy, "write_buffer_manager_destroy")
-    symbols.take(&to.write_buffer_manager_memory_usage, "write_buffer_manager_memory_usage")
-    symbols.take(&to.write_buffer_manager_buffer_size, "write_buffer_manager_buffer_size")
-    symbols.take(&to.memory_consumers_create, "memory_consumers_create")
-    symbols.take(&to.memory_consumers_add_db, "memory_consumers_add_db")
-    symbols.take(&to.memory_consumers_destroy, "memory_consumers_destroy")
-    symbols.take(&to.approximate_memory_usage_create, "approximate_memory_usage_create")
-    symbols.take(&to.approximate_memory_usage_destroy, "approximate_memory_usage_destroy")
-    symbols.take(&to.approximate_memory_usage_get_mem_table_total, "approximate_memory_usage_get_mem_table_total")
-    symbols.take(&to.approximate_memory_usage_get_mem_table_unflushed,
-                 "approximate_memory_usage_get_mem_table_unflushed")
-    symbols.take(&to.approximate_memory_usage_get_mem_table_readers_total,
-                 "approximate_memory_usage_get_mem_table_readers_total")
-    symbols.take(&to.compactionfilter_create, "compactionfilter_create")
-    symbols.take(&to.compactionfilterfactory_create, "compactionfilterfactory_create")
-    symbols.take(&to.mergeoperator_create, "mergeoperator_create")
-    symbols.take(&to.open_column_families, "open_column_families")
-    symbols.take(&to.close, "close")
-    symbols.take(&to.cancel_all_background_work, "cancel_all_background_work")
-    symbols.take(&to.list_column_families, "list_column_families")
-    symbols.take(&to.list_column_families_destroy, "list_column_families_destroy")
-    symbols.take(&to.create_column_family, "create_column_family")
-    symbols.take(&to.drop_column_family, "drop_column_family")
-    symbols.take(&to.column_family_handle_destroy, "column_family_handle_destroy")
-    symbols.take(&to.readoptions_create, "readoptions_create")
-    symbols.take(&to.readoptions_destroy, "readoptions_destroy")
-    symbols.take(&to.readoptions_set_iterate_lower_bound, "readoptions_set_iterate_lower_bound")
-    symbols.take(&to.readoptions_set_iterate_upper_bound, "readoptions_set_iterate_upper_bound")
-    symbols.take(&to.readoptions_set_fill_cache, "readoptions_set_fill_cache")
-    symbols.take(&to.get_pinned_cf, "get_pinned_cf")
-    symbols.take(&to.pinnableslice_value, "pinnableslice_value")
-    symbols.take(&to.pinnableslice_destroy, "pinnableslice_destroy")
-    symbols.take(&to.batched_multi_get_cf, "batched_multi_get_cf")
-    symbols.take(&to.create_iterator_cf, "create_iterator_cf")
-    symbols.take(&to.iter_destroy, "iter_destroy")
-    symbols.take(&to.iter_valid, "iter_valid")
-    symbols.take(&to.iter_seek, "iter_seek")
-    symbols.take(&to.iter_next, "iter_next")
-    symbols.take(&to.iter_key, "iter_key")
-    symbols.take(&to.iter_value, "iter_value")
-    symbols.take(&to.iter_get_error, "iter_get_error")
-    symbols.take(&to.writeoptions_create, "writeoptions_create")
-    symbols.take(&to.writeoptions_destroy, "writeoptions_destroy")
-    symbols.take(&to.writeoptions_set_sync, "writeoptions_set_sync")
-    symbols.take(&to.writeoptions_disable_WAL, "writeoptions_disable_WAL")
-    symbols.take(&to.delete_range_cf, "delete_range_cf")
-    symbols.take(&to.write, "write")
-    symbols.take(&to.writebatch_create, "writebatch_create")
-    symbols.take(&to.writebatch_destroy, "writebatch_destroy")
-    symbols.take(&to.writebatch_clear, "writebatch_clear")
-    symbols.take(&to.writebatch_count, "writebatch_count")
-    symbols.take(&to.writebatch_data, "writebatch_data")
-    symbols.take(&to.writebatch_put_cf, "writebatch_put_cf")
-    symbols.take(&to.writebatch_merge_cf, "writebatch_merge_cf")
-    symbols.take(&to.writebatch_delete_cf, "writebatch_delete_cf")
-    symbols.take(&to.writebatch_delete_range_cf, "writebatch_delete_range_cf")
-    symbols.take(&to.flushoptions_create, "flushoptions_create")
-    symbols.take(&to.flushoptions_destroy, "flushoptions_destroy")
-    symbols.take(&to.flush_cfs, "flush_cfs")
-    symbols.take(&to.compactoptions_create, "compactoptions_create")
-    symbols.take(&to.compactoptions_destroy, "compactoptions_destroy")
-    symbols.take(&to.compactoptions_set_exclusive_manual_compaction, "compactoptions_set_exclusive_manual_compaction")
-    symbols.take(&to.compactoptions_set_bottommost_level_compaction, "compactoptions_set_bottommost_level_compaction")
-    symbols.take(&to.compact_range_cf_opt, "compact_range_cf_opt")
-    symbols.take(&to.set_options_cf, "set_options_cf")
-    symbols.take(&to.delete_file_in_range_cf, "delete_file_in_range_cf")
-    symbols.take(&to.checkpoint_object_create, "checkpoint_object_create")
-    symbols.take(&to.checkpoint_create, "checkpoint_create")
-    symbols.take(&to.checkpoint_object_destroy, "checkpoint_object_destroy")
-    symbols.take(&to.livefiles, "livefiles")
-    symbols.take(&to.livefiles_destroy, "livefiles_destroy")
-    symbols.take(&to.livefiles_count, "livefiles_count")
-    symbols.take(&to.livefiles_column_family_name, "livefiles_column_family_name")
-    symbols.take(&to.livefiles_name, "livefiles_name")
-    symbols.take(&to.livefiles_level, "livefiles_level")
-    symbols.take(&to.livefiles_size, "livefiles_size")
-    symbols.take(&to.livefiles_smallestkey, "livefiles_smallestkey")
-    symbols.take(&to.livefiles_largestkey, "livefiles_largestkey")
-    symbols.take(&to.livefiles_entries, "livefiles_entries")
-    symbols.take(&to.livefiles_deletions, "livefiles_deletions")
-    symbols.take(&to.envoptions_create, "envoptions_create")
-    symbols.take(&to.envoptions_destroy, "envoptions_destroy")
-    symbols.take(&to.sstfilewriter_create, "sstfilewriter_create")
-    symbols.take(&to.sstfilewriter_open, "sstfilewriter_open")
-    symbols.take(&to.sstfilewriter_put, "sstfilewriter_put")
-    symbols.take(&to.sstfilewriter_file_size, "sstfilewriter_file_size")
-    symbols.take(&to.sstfilewriter_finish, "sstfilewriter_finish")
-    symbols.take(&to.sstfilewriter_destroy, "sstfilewriter_destroy")
-    symbols.take(&to.ingestexternalfileoptions_create, "ingestexternalfileoptions_create")
-    symbols.take(&to.ingestexternalfileoptions_set_move_files, "ingestexternalfileoptions_set_move_files")
-    symbols.take(&to.ingestexternalfileoptions_destroy, "ingestexternalfileoptions_destroy")
-    symbols.take(&to.ingest_external_file_cf, "ingest_external_file_cf")
-    symbols.take(&to.property_value_cf, "property_value_cf")
-    symbols.take(&to.property_int_cf, "property_int_cf")
-    symbols.take(&to.wait_for_compact_options_create, "wait_for_compact_options_create")
-    symbols.take(&to.wait_for_compact_options_destroy, "wait_for_compact_options_destroy")
-    symbols.take(&to.wait_for_compact, "wait_for_compact")
-    return 0
+cdef list _taken(sb_names *names):
+    """The names in a list, which is freed."""
+    try:
+        if names.failed:
+            raise MemoryError
+        return (<bytes>names.text[:names.size - 1]).split(b"\0") if names.size else []
+    finally:
+        free(names.text)
 
 
 def mapped_copies():
@@ -292,13 +205,7 @@ def mapped_copies():
     cdef sb_names names
     memset(&names, 0, sizeof(names))
     sb_mapped_names(&names)
-    try:
-        if names.failed:
-            raise MemoryError
-        found = (<bytes>names.text[:names.size]).split(b"\0") if names.size else []
-    finally:
-        free(names.text)
-    return [path for each in found if each and not _is_loaded_from(path := os.fsdecode(each))]
+    return [path for each in _taken(&names) if not _is_loaded_from(path := os.fsdecode(each))]
 
 
 def check_no_other_copy():
@@ -328,7 +235,8 @@ def load(path not None):
     refused.
     """
     global is_loaded, _path, _version, api
-    cdef _Symbols symbols
+    cdef void *library
+    cdef sb_names names
     cdef Api table
     cdef uint32_t number
     path = os.path.realpath(os.fsdecode(path))
@@ -342,23 +250,23 @@ def load(path not None):
             detail=f"{_path}, not {path}", hint="use one library in a process, or start another process",
         )
     check_no_other_copy()
-    symbols = _Symbols.__new__(_Symbols)
     dlerror()
-    symbols.library = dlopen(os.fsencode(path), RTLD_NOW | RTLD_LOCAL)
-    if symbols.library == NULL:
+    library = dlopen(os.fsencode(path), RTLD_NOW | RTLD_LOCAL)
+    if library == NULL:
         reason = os.fsdecode(dlerror())
         raise BackendUnavailableError(
             "the library of RocksDB cannot be opened", code="BACKEND_UNAVAILABLE.LIBRARY_FILE",
             detail=f"{where}: {reason}", hint=_hint_for(reason),
         )
-    memset(&table, 0, sizeof(table))
-    _fill(&table, symbols)
-    number = sb_version(symbols.library)
+    memset(&names, 0, sizeof(names))
+    sb_fill(&table, library, &names)
+    number = sb_version(library)
     try:
-        if symbols.missing:
+        missing = _taken(&names)
+        if missing:
             raise BackendUnavailableError(
                 "the library of RocksDB lacks functions of its C API", code="BACKEND_UNAVAILABLE.LIBRARY_VERSION",
-                detail=f"{where}: {', '.join(symbols.missing)}", hint=f"use RocksDB {_text_of(OLDEST)} or newer",
+                detail=f"{where}: {b', '.join(missing).decode()}", hint=f"use RocksDB {_text_of(OLDEST)} or newer",
             )
         if number and (number >> 16, number >> 8 & 255) < OLDEST:
             raise BackendUnavailableError(
@@ -369,7 +277,7 @@ def load(path not None):
         if pthread_atfork(NULL, NULL, _after_fork_in_child):
             raise MemoryError
     except BaseException:
-        dlclose(symbols.library)
+        dlclose(library)
         raise
     api = table
     _path, _version = path, number
