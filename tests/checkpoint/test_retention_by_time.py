@@ -11,8 +11,7 @@ from stopped_time import StoppedTime
 from store_files import commit
 
 import statebackend as sb
-from statebackend.checkpoint.store import retention
-from statebackend.checkpoint.store import store as stores
+from statebackend.checkpoint.store import retention, store as stores
 
 HOUR = datetime.timedelta(hours=1)
 
