@@ -20,32 +20,12 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cdef extern from *:
     """
+    #define SB_TYPE(name) typedef struct rocksdb_##name##_t rocksdb_##name##_t;
     typedef struct rocksdb_t rocksdb_t;
-    typedef struct rocksdb_options_t rocksdb_options_t;
-    typedef struct rocksdb_table_t rocksdb_table_t;
-    typedef struct rocksdb_cache_t rocksdb_cache_t;
-    typedef struct rocksdb_manager_t rocksdb_manager_t;
-    typedef struct rocksdb_policy_t rocksdb_policy_t;
-    typedef struct rocksdb_family_t rocksdb_family_t;
-    typedef struct rocksdb_read_t rocksdb_read_t;
-    typedef struct rocksdb_write_t rocksdb_write_t;
-    typedef struct rocksdb_flush_t rocksdb_flush_t;
-    typedef struct rocksdb_compact_t rocksdb_compact_t;
-    typedef struct rocksdb_wait_t rocksdb_wait_t;
-    typedef struct rocksdb_slice_t rocksdb_slice_t;
-    typedef struct rocksdb_iterator_t rocksdb_iterator_t;
-    typedef struct rocksdb_batch_t rocksdb_batch_t;
-    typedef struct rocksdb_checkpoint_t rocksdb_checkpoint_t;
-    typedef struct rocksdb_files_t rocksdb_files_t;
-    typedef struct rocksdb_filter_t rocksdb_filter_t;
-    typedef struct rocksdb_filters_t rocksdb_filters_t;
-    typedef struct rocksdb_filter_context_t rocksdb_filter_context_t;
-    typedef struct rocksdb_merger_t rocksdb_merger_t;
-    typedef struct rocksdb_consumers_t rocksdb_consumers_t;
-    typedef struct rocksdb_usage_t rocksdb_usage_t;
-    typedef struct rocksdb_environment_t rocksdb_environment_t;
-    typedef struct rocksdb_file_writer_t rocksdb_file_writer_t;
-    typedef struct rocksdb_ingest_t rocksdb_ingest_t;
+    SB_TYPE(options) SB_TYPE(table) SB_TYPE(cache) SB_TYPE(manager) SB_TYPE(policy) SB_TYPE(family) SB_TYPE(read)
+    SB_TYPE(write) SB_TYPE(flush) SB_TYPE(compact) SB_TYPE(wait) SB_TYPE(slice) SB_TYPE(iterator) SB_TYPE(batch)
+    SB_TYPE(checkpoint) SB_TYPE(files) SB_TYPE(filter) SB_TYPE(filters) SB_TYPE(filter_context) SB_TYPE(merger)
+    SB_TYPE(consumers) SB_TYPE(usage) SB_TYPE(environment) SB_TYPE(file_writer) SB_TYPE(ingest)
     """
     ctypedef struct rocksdb_t
     ctypedef struct rocksdb_options_t
