@@ -14,6 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -97,18 +98,6 @@ class FailedRows:
 
     What a failed call has changed in keyed and operator state, given out or registered is taken back.
     """
-
-    __slots__ = (
-        "_failures",
-        "_given",
-        "_kept",
-        "_keyed",
-        "_marks",
-        "_namespace",
-        "_operator",
-        "_output",
-        "counts",
-    )
 
     def __init__(
         self,
@@ -195,22 +184,15 @@ class FailedRows:
 EVENT, PROCESSING = DOMAINS
 
 
+@dataclass(eq=False)
 class FunctionCalls(ABC):
     """The calls of a function in one batch; ``after`` is the watermark after it."""
 
-    def __init__(
-        self,
-        job: Job,
-        keyed: KeyedStateBackend,
-        context: FunctionContext,
-        given: BatchOutput,
-        after: int | None,
-    ) -> None:
-        self.job = job
-        self.keyed = keyed
-        self.context = context
-        self.given = given
-        self.after = after
+    job: Job
+    keyed: KeyedStateBackend
+    context: FunctionContext
+    given: BatchOutput
+    after: int | None
 
     def run(self, batch: Batch | ChunkedBatch) -> None:
         """Bring the rows of a batch to the function: those that are broadcast first, then the others in their order."""
