@@ -67,10 +67,8 @@ class CommittedBatch(NamedTuple):
                 opened = pq.ParquetFile(source, page_checksum_verification=True)
                 return pa.Table.from_batches(read_batches(opened), opened.schema_arrow)
             except pa.ArrowNotImplementedError:
-                self.checkpoint.verify(
-                    [file]
-                )  # of a file as it was written, Arrow's own error says what it lacks
-                raise
+                self.checkpoint.verify([file])
+                raise  # of a file as it was written, Arrow's own error says what it lacks
             except (pa.ArrowException, OSError) as error:
                 raise CorruptCheckpointError("the output cannot be read", detail=file.name) from error
 
