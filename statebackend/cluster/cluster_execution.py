@@ -453,17 +453,12 @@ def merged_figures(figures: Sequence[Figures]) -> Figures:
         if not found or name in _ALIKE:
             made[name] = found[0] if found else None
         elif isinstance(found[0], Mapping):
-            made[name] = _summed(found)
+            total: Counter[str] = Counter()
+            for each in found:
+                total.update({member: number or 0 for member, number in each.items()})
+            made[name] = dict(total)
         elif isinstance(found[0], list):
             made[name] = sorted({member for each in found for member in each})
         else:
             made[name] = sum(found)
     return made
-
-
-def _summed(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    total: Counter[str] = Counter()
-    for each in found:
-        for name, number in each.items():
-            total[name] += number or 0  # type: ignore[assignment, unused-ignore]
-    return dict(total)
