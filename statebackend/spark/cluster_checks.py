@@ -22,17 +22,14 @@ _log = logging.getLogger("statebackend.spark")
 
 def check_not_encrypted(frame: DataFrame) -> None:
     """Raise if Spark encrypts what goes between its processes, or rows on local disks: we do not."""
-    conf = frame.sparkSession.conf
+    sent = "what goes between its processes, and rows would go to hosts"
     for name, what in (
-        ("spark.network.crypto.enabled", "what goes between its processes, and rows would go to hosts"),
-        ("spark.ssl.rpc.enabled", "what goes between its processes, and rows would go to hosts"),
-        (
-            "spark.authenticate.enableSaslEncryption",
-            "what goes between its processes, and rows would go to hosts",
-        ),
+        ("spark.network.crypto.enabled", sent),
+        ("spark.ssl.rpc.enabled", sent),
+        ("spark.authenticate.enableSaslEncryption", sent),
         ("spark.io.encryption.enabled", "what it keeps on local disks, and rows would wait there"),
     ):
-        if is_set(conf.get, name):
+        if is_set(frame.sparkSession.conf.get, name):
             raise UsageError(
                 f"Spark encrypts {what} as plain text",
                 code="USAGE.NOT_AVAILABLE",
@@ -72,19 +69,13 @@ def python_memory(get: Callable[[str, str | None], str | None], *, is_kubernetes
     >>> python_memory({**given, "spark.executor.pyspark.memory": "2g"}.get, is_kubernetes=True)
     ('spark.executor.pyspark.memory', 2147483648)
     """
-    name = "spark.executor.pyspark.memory"
-    given = get(name, None)
-    if given is not None:
-        return name, _bytes(given)
-    name = "spark.executor.memoryOverhead"
-    given = get(name, None)
-    if given is not None:
-        return name, _bytes(given)
+    for name in ("spark.executor.pyspark.memory", "spark.executor.memoryOverhead"):
+        given = get(name, None)
+        if given is not None:
+            return name, _bytes(given)
     factor = get(f"{name}Factor", None)
-    if factor is None and is_kubernetes:
-        factor = get(
-            "spark.kubernetes.memoryOverheadFactor", "0.4"
-        )  # what Spark gives Python applications there
+    if factor is None and is_kubernetes:  # Spark gives Python applications 0.4 there
+        factor = get("spark.kubernetes.memoryOverheadFactor", "0.4")
     heap = _bytes(get("spark.executor.memory", None) or "1g")
     least = _bytes(get("spark.executor.minMemoryOverhead", None) or "384m")
     return name, max(int(heap * float(factor or "0.1")), least)
