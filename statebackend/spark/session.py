@@ -10,7 +10,6 @@ import errno
 import json
 import logging
 import os
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -206,20 +205,12 @@ class SparkLog:
 
     def _sync_file(self, path: str) -> None:
         try:
-            self._sync_content(path)
+            self._calls.sync_file(path)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM):
                 _log.warning("not ours to make durable: %s", path)
             elif error.errno not in (errno.ENOENT, errno.ENOTDIR):  # Spark has deleted it meanwhile
                 raise
-
-    def _sync_content(self, path: str) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                self._calls.sync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _sync_outwards(self) -> None:
         """Make the names of the folder and of its parents durable, as far as they belong to us."""
