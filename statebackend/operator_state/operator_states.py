@@ -16,7 +16,7 @@ from statebackend.operator_state.element_columns import (
     stored_keys,
 )
 from statebackend.operator_state.operator_snapshots import StateView
-from statebackend.state import ListState, ListStateDescriptor, MapStateDescriptor, entries_of, to_values
+from statebackend.state import ListState, ListStateDescriptor, MapStateDescriptor, elements_of, entries_of
 from statebackend.types import K, Subscriptable, T, V
 
 if TYPE_CHECKING:
@@ -117,23 +117,12 @@ class OperatorListState(ListState[T]):
             raise error.at(where) from None
 
     def _serialize_all(self, values: Any) -> list[bytes]:
-        if values is None or isinstance(values, (str, bytes, bytearray)):
-            raise SerializationTypeError(
-                f"a {type(values).__name__} is not a collection of elements",
-                code="SERIALIZATION.NULL" if values is None else None,
-                detail=f"operator state {self.descriptor.name!r}",
-                hint="give a list",
-            )
         if isinstance(values, (pa.Array, pa.ChunkedArray)):
-            column = as_columnar(values, "elements")
-            stored = self._bytes.of_column(column)
+            stored = self._bytes.of_column(as_columnar(values, "elements"))
             if stored is not None:
                 return stored
-            try:
-                values = to_values(column, self.descriptor.element_type)
-            except SerializationError as error:
-                raise error.at(f"operator state {self.descriptor.name!r}") from None
-        return [self._serialize(value) for value in values]
+        where = f"operator state {self.descriptor.name!r}"
+        return [self._serialize(value) for value in elements_of(values, self.descriptor.element_type, where)]
 
     def get(self) -> list[T]:
         self._backend.check_open()
