@@ -376,32 +376,20 @@ def named_aggregate(name: str, declared_type: Any) -> NamedAggregate:
     raises.
     """
     declared = of(declared_type)
+    if name not in AGGREGATE_NAMES:
+        raise UsageError(
+            "there is no aggregate of this name",
+            code="USAGE.AGGREGATE",
+            hint=f"use one of {', '.join(map(repr, AGGREGATE_NAMES))}, or an AggregateFunction",
+        )
     if name == "count":
         return _Count(declared)
-    if name in _OVER_NUMBERS:
-        if declared.layout.family not in _NUMBERS:
-            raise _does_not_work(name, declared, "integers, DOUBLE, FLOAT and DECIMAL")
-        return _OVER_NUMBERS[name](declared)
-    if name in ("min", "max"):
-        if ordering(declared) is None:
-            raise _does_not_work(
-                name, declared, "numbers, BOOL, STRING, BYTES, dates, timestamps and records"
-            )
-        return _Reduced(name, declared)
-    if name == "sum":
-        if declared.layout.family not in _NUMBERS:
-            raise _does_not_work(name, declared, "integers, DOUBLE, FLOAT and DECIMAL")
-        return _Reduced(name, declared)
-    raise UsageError(
-        "there is no aggregate of this name",
-        code="USAGE.AGGREGATE",
-        hint=f"use one of {', '.join(map(repr, AGGREGATE_NAMES))}, or an AggregateFunction",
-    )
-
-
-def _does_not_work(name: str, declared: Type, takes: str) -> UsageError:
-    return UsageError(
-        f"{name!r} does not work on {declared!r}",
-        code="USAGE.AGGREGATE",
-        hint=f"it works on {takes}; for other types give an AggregateFunction",
-    )
+    is_ordered = name in ("min", "max")
+    if ordering(declared) is None if is_ordered else declared.layout.family not in _NUMBERS:
+        takes = _TAKES["min" if is_ordered else "sum"]
+        raise UsageError(
+            f"{name!r} does not work on {declared!r}",
+            code="USAGE.AGGREGATE",
+            hint=f"it works on {takes}; for other types give an AggregateFunction",
+        )
+    return _OVER_NUMBERS[name](declared) if name in _OVER_NUMBERS else _Reduced(name, declared)
