@@ -25,18 +25,16 @@ from statebackend.keys import (
 )
 from statebackend.state import clocks
 from statebackend.state.backend_interface import KeyedStateBackend, Watermarks
-from statebackend.state.descriptors import (
-    StateDescriptor,
-)
+from statebackend.state.descriptors import StateDescriptor
 from statebackend.state.handles import KeyedState
-from statebackend.state.marks import BackendMark, MarkStack
+from statebackend.state.marks import MarkStack
 from statebackend.state.timers import DOMAINS, RESERVED, Timers
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.types import Type
 
-#: The event time while there is none: nothing has expired by then.
 Result = TypeVar("Result")
 
+#: The event time while there is none: nothing has expired by then.
 NO_TIME = -(2**63)
 _MERGING = ("list", "reducing", "aggregating")
 #: Represents all namespaces where an encoded one is expected.
@@ -582,17 +580,11 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     def mark(self) -> Any:
         self._check_open()
-        return self._run_alone(self._open_mark)
-
-    def _open_mark(self) -> BackendMark:
-        return self._marks.open(self._mark_point())
+        return self._run_alone(lambda: self._marks.open(self._mark_point()))
 
     def rollback(self, mark: Any) -> None:
         self._check_open()
-        self._run_alone(self._roll_back, mark)
-
-    def _roll_back(self, mark: Any) -> None:
-        self._return_to(self._marks.back_to(mark))
+        self._run_alone(lambda: self._return_to(self._marks.back_to(mark)))
 
     def release(self, mark: Any) -> None:
         # A mark may always be released. Deferred, it would be released amid the end of another thread's call.
