@@ -488,7 +488,8 @@ def read_log(files: StoreFiles, metadata: Metadata | None = None, *, over_damage
     reads the newest entry that is whole.
     """
     for _ in range(_ATTEMPTS):
-        names = _listed(files)
+        with storing(f"listing {CHECKPOINTS}"):
+            names = tuple(files.names(CHECKPOINTS))
         sequences = sorted(each for each in map(parse_entry_name, names) if each is not None)
         damaged: list[int] = []
         try:
@@ -527,11 +528,6 @@ def _newest_whole(files: StoreFiles, sequences: Sequence[int], damaged: list[int
                 ) from error
             damaged.append(sequence)
     return None
-
-
-def _listed(files: StoreFiles) -> tuple[str, ...]:
-    with storing(f"listing {CHECKPOINTS}"):
-        return tuple(files.names(CHECKPOINTS))
 
 
 def _read(files: StoreFiles, name: str) -> bytes:
