@@ -43,7 +43,7 @@ from bench.executors.hosts import Hosts, count_rows
 from statebackend.checkpoint.files import PosixFiles
 from statebackend.cluster.cluster_execution import ClusterExecution, Engine, Executors
 from statebackend.cluster.host import HostPlan
-from statebackend.cluster.shuffle_partitioner import TaskSurvey
+from statebackend.cluster.shuffle_partitioner import BatchSurvey
 from statebackend.cluster.shuffle_pieces import PieceSum
 from statebackend.cluster.shuffle_sender import ShufflePlan, TaskReport
 from statebackend.cluster.wire import Listener, connect
@@ -115,7 +115,7 @@ class Simulated(Engine):
         for _ in plan.addresses:
             self._hosts.written.get(timeout=120)
         sums = {number: PieceSum(100, 10_000, number) for number in range(len(plan.addresses))}
-        survey = TaskSurvey(100 * len(plan.addresses))
+        survey = BatchSurvey(100 * len(plan.addresses))
         return [
             TaskReport.from_json(TaskReport(task, task, survey, sums).to_json())
             for task in range(self._tasks)

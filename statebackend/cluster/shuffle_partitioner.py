@@ -39,8 +39,8 @@ class PartitionedRows(NamedTuple):
     broadcast: pa.RecordBatch | None
 
 
-class TaskSurvey(NamedTuple):
-    """What a task has seen of a batch."""
+class BatchSurvey(NamedTuple):
+    """What a task has seen of a batch, or all of them together: all that is to be known of it as a whole."""
 
     #: All rows but the ticks of a heartbeat.
     num_rows: int = 0
@@ -57,7 +57,7 @@ class TaskSurvey(NamedTuple):
         return self._asdict()
 
     @classmethod
-    def from_json(cls, found: object) -> TaskSurvey:
+    def from_json(cls, found: object) -> BatchSurvey:
         """Read the JSON form."""
         if not isinstance(found, Mapping) or not _is_survey(found):
             raise UsageError(
@@ -66,31 +66,8 @@ class TaskSurvey(NamedTuple):
             )
         return cls(**found)
 
-
-def _is_survey(found: Mapping[Any, Any]) -> bool:
-    if found.keys() != set(TaskSurvey._fields):
-        return False
-    newest, digest = found["newest"], found["digest"]
-    counts = [found[name] for name in ("num_rows", "num_broadcast", "num_nulls", "heartbeats")]
-    return (
-        all(type(each) is int and each >= 0 for each in counts)
-        and type(newest) in (int, type(None))
-        and (digest is None or (isinstance(digest, str) and _DIGEST.fullmatch(digest) is not None))
-    )
-
-
-class BatchSurvey(NamedTuple):
-    """What all tasks together have seen of a batch: all that is to be known of it as a whole."""
-
-    num_rows: int
-    num_broadcast: int
-    num_nulls: int
-    newest: int | None
-    digest: str | None
-    heartbeats: int
-
     @classmethod
-    def of(cls, surveys: Iterable[TaskSurvey]) -> BatchSurvey:
+    def of(cls, surveys: Iterable[BatchSurvey]) -> BatchSurvey:
         """Merge what tasks have seen, in any order. A batch without tasks is one without rows."""
         told = list(surveys)
         digests = [each.digest for each in told if each.digest is not None]
@@ -119,6 +96,18 @@ class BatchSurvey(NamedTuple):
         if self.digest is None:
             raise UsageError("the rows of this batch have no digest", hint="pass digests=True to each Cutter")
         return {"kind": "rows", "rows": self.num_rows, "digest": self.digest}
+
+
+def _is_survey(found: Mapping[Any, Any]) -> bool:
+    if found.keys() != set(BatchSurvey._fields):
+        return False
+    newest, digest = found["newest"], found["digest"]
+    counts = [found[name] for name in ("num_rows", "num_broadcast", "num_nulls", "heartbeats")]
+    return (
+        all(type(each) is int and each >= 0 for each in counts)
+        and type(newest) in (int, type(None))
+        and (digest is None or (isinstance(digest, str) and _DIGEST.fullmatch(digest) is not None))
+    )
 
 
 class RowPartitioner:
@@ -153,13 +142,9 @@ class RowPartitioner:
             groups = range_for(job.max_parallelism, parallelism, host)
             self._host_of[groups.start : groups.end + 1] = host
         self._all, self._none = parallelism, parallelism + 1
-        self._survey = TaskSurvey(digest=merged_digest([]) if digests else None)
+        self.survey = BatchSurvey(digest=merged_digest([]) if digests else None)
         #: The names of the columns that have been found right.
         self._names: list[str] = []
-
-    @property
-    def survey(self) -> TaskSurvey:
-        return self._survey
 
     def cut(self, rows: pa.RecordBatch) -> PartitionedRows:
         """Cut a record batch. O(bytes): rows are copied once, or not at all if they lie in the order of hosts."""
@@ -180,16 +165,16 @@ class RowPartitioner:
             canonical = encoded_keys(self._encoder, keys_of(self._job, steering))
             hosts[keyed] = self._host_of[self._plan.key_groups(canonical, self._job.max_parallelism)]
         counts = np.bincount(hosts, minlength=self._none + 1).tolist()
-        survey = TaskSurvey(
+        survey = BatchSurvey(
             rows.num_rows,
             counts[self._all],
             len(nulls),
             newest,
-            None if self._survey.digest is None else rows_digest(pa.Table.from_batches([rows])),
+            None if self.survey.digest is None else rows_digest(pa.Table.from_batches([rows])),
             heartbeats,
         )
         # Only now: rows of which one cannot be cut count for nothing.
-        self._survey = TaskSurvey(*BatchSurvey.of([self._survey, survey]))
+        self.survey = BatchSurvey.of([self.survey, survey])
         return self._by_host(rows, hosts, counts)
 
     def _without_heartbeats(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:

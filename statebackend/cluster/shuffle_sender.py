@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from statebackend.cluster.failures import raised
-from statebackend.cluster.shuffle_partitioner import RowPartitioner, TaskSurvey
+from statebackend.cluster.shuffle_partitioner import BatchSurvey, RowPartitioner
 from statebackend.cluster.shuffle_pieces import Attempt, Kind, PieceSum, PieceSums
 from statebackend.cluster.wire import BytesLike, Link, LinkError, connect
 from statebackend.runtime.job import Job
@@ -53,7 +53,7 @@ class TaskReport(NamedTuple):
     #: The engine's id of the attempt, and of what it has computed: reports are in order of the latter.
     task: int
     partition: int
-    survey: TaskSurvey
+    survey: BatchSurvey
     #: Of the pieces that hosts have, by range.
     sums: dict[int, PieceSum]
 
@@ -68,7 +68,7 @@ class TaskReport(NamedTuple):
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> TaskReport:
         sums = {int(index): PieceSum(*each) for index, each in found["sums"].items()}
-        return cls(found["task"], found["partition"], TaskSurvey.from_json(found["survey"]), sums)
+        return cls(found["task"], found["partition"], BatchSurvey.from_json(found["survey"]), sums)
 
 
 def send_rows(

@@ -16,7 +16,7 @@ from type_samples import SORTS_OF_KEYS, sample
 
 import statebackend as sb
 from statebackend.backends.heap import HeapBackend
-from statebackend.cluster.shuffle_partitioner import BatchSurvey, RowPartitioner, TaskSurvey
+from statebackend.cluster.shuffle_partitioner import BatchSurvey, RowPartitioner
 from statebackend.errors import SerializationError, StateBackendError, UsageError
 from statebackend.functions import map_with_state
 from statebackend.keys import key_encoder, range_for
@@ -178,7 +178,7 @@ def test_surveys_of_any_split_are_those_of_the_whole_batch(attempt: int, rng: ra
     ]
     for rows in in_batches(rng, table):
         rng.choice(tasks).cut(rows)
-    surveys = [TaskSurvey.from_json(json.loads(json.dumps(task.survey.to_json()))) for task in tasks]
+    surveys = [BatchSurvey.from_json(json.loads(json.dumps(task.survey.to_json()))) for task in tasks]
     assert surveys == [task.survey for task in tasks]
     rng.shuffle(surveys)
     survey = BatchSurvey.of(surveys)
@@ -202,7 +202,7 @@ def test_a_time_beyond_checkpoints_is_refused_as_in_one_process() -> None:
         assert str(found.value) == str(wanted.value)
     # Nobody minds a time long ago beside a newer one, whatever task it is in.
     told = [cut_and_survey(job, STRING, pa.table({"key": ["a"], "at": [time]})) for time in (-(2**62), 5)]
-    merged = BatchSurvey.of([TaskSurvey(*each) for each in told])
+    merged = BatchSurvey.of([BatchSurvey(*each) for each in told])
     assert merged.times(sb.EventTime("at"), None) == (5, True)
 
 
@@ -218,7 +218,7 @@ def test_a_job_without_event_time_or_digests_tells_neither() -> None:
     assert (survey.newest, survey.digest) == (None, None)
     with pytest.raises(UsageError, match="no digest"):
         survey.identity()
-    some = BatchSurvey.of([TaskSurvey(digest="0" * 32), TaskSurvey()])
+    some = BatchSurvey.of([BatchSurvey(digest="0" * 32), BatchSurvey()])
     assert some.digest is None, "a digest of some tasks is not that of the batch"
 
 
@@ -228,17 +228,17 @@ def test_a_job_without_event_time_or_digests_tells_neither() -> None:
         None,
         [],
         {"num_rows": 1},
-        {**TaskSurvey().to_json(), "more": 1},
-        {**TaskSurvey().to_json(), "num_rows": -1},
-        {**TaskSurvey().to_json(), "num_nulls": True},
-        {**TaskSurvey().to_json(), "newest": 1.5},
-        {**TaskSurvey().to_json(), "digest": "xyz"},
-        {**TaskSurvey().to_json(), "digest": 7},
+        {**BatchSurvey().to_json(), "more": 1},
+        {**BatchSurvey().to_json(), "num_rows": -1},
+        {**BatchSurvey().to_json(), "num_nulls": True},
+        {**BatchSurvey().to_json(), "newest": 1.5},
+        {**BatchSurvey().to_json(), "digest": "xyz"},
+        {**BatchSurvey().to_json(), "digest": 7},
     ],
 )
 def test_what_is_no_survey_is_refused(wrong: object) -> None:
     with pytest.raises(UsageError, match="what a task tells of its rows cannot be read"):
-        TaskSurvey.from_json(wrong)
+        BatchSurvey.from_json(wrong)
 
 
 def test_null_keys_are_refused_for_the_batch_as_a_whole() -> None:
