@@ -97,7 +97,8 @@ class PieceStaging:
         #: The newest try that is over; and the one whose pieces may come, if it is not any that is not over.
         self._over: Attempt | None = None
         self._only: Attempt | None = None
-        self._bytes_in_memory = self._bytes_on_disk = 0
+        #: The bytes of messages, also of rows that were taken and are not released.
+        self.bytes_in_memory = self.bytes_on_disk = 0
         self._folder: str | None = None
         self._num_files = 0
 
@@ -106,16 +107,6 @@ class PieceStaging:
             f"<Staging: {len(self._pieces)} pieces, {self.bytes_in_memory} bytes in memory, "
             f"{self.bytes_on_disk} bytes on disk>"
         )
-
-    @property
-    def bytes_in_memory(self) -> int:
-        """The bytes of messages in memory, also of rows that were taken and are not released."""
-        return self._bytes_in_memory
-
-    @property
-    def bytes_on_disk(self) -> int:
-        """The bytes of messages on disk, likewise."""
-        return self._bytes_on_disk
 
     def begin(self, tag: PieceId, schema: pa.Schema) -> Piece:
         """Begin a piece, whose rows have these columns. Refused if its try is over, or if there is one of this name."""
@@ -198,21 +189,21 @@ class PieceStaging:
     def takes_memory(self, size: int) -> bool:
         with self._lock:
             self._check_open()
-            fits = self._bytes_in_memory + size <= self._memory
-            self._bytes_in_memory += size if fits else 0
+            fits = self.bytes_in_memory + size <= self._memory
+            self.bytes_in_memory += size if fits else 0
             return fits
 
     def take_disk(self, size: int, tag: PieceId) -> None:
         with self._lock:
             self._check_open()
-            if self._bytes_on_disk + size > self._quota:
+            if self.bytes_on_disk + size > self._quota:
                 raise StoreError(
                     "the rows of the batch do not fit into memory and the quota on disk",
                     code="CLUSTER.STAGING_FULL",
                     detail=f"{tag}, memory {self._memory} bytes, quota {self._quota} bytes",
                     hint=NO_ROOM,
                 )
-            self._bytes_on_disk += size
+            self.bytes_on_disk += size
 
     def new_path(self) -> str:
         with self._lock:
@@ -225,8 +216,8 @@ class PieceStaging:
 
     def forget(self, piece: Piece) -> None:
         with self._lock:
-            self._bytes_in_memory -= piece.bytes_in_memory
-            self._bytes_on_disk -= piece.bytes_on_disk
+            self.bytes_in_memory -= piece.bytes_in_memory
+            self.bytes_on_disk -= piece.bytes_on_disk
             piece.bytes_in_memory = piece.bytes_on_disk = 0
             if self._pieces.get(piece.tag) is piece:
                 del self._pieces[piece.tag]
