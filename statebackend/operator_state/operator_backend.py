@@ -193,8 +193,6 @@ class OperatorStateBackend:
         newest committed checkpoint; with ``incremental=False`` it writes the latter again.
         """
         self.check_open()
-        if not isinstance(store, (CheckpointStore, DataWriter)):
-            raise UsageError(f"a snapshot is written to a CheckpointStore, not to a {type(store).__name__}")
         views = self._views()
         writer = target_for(store, checkpoint_id)
         try:

@@ -191,11 +191,6 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self, checkpoint_id: int, store: CheckpointStore | DataWriter, *, incremental: bool = True
     ) -> Snapshot:
         self._check_open()
-        if not isinstance(store, (CheckpointStore, DataWriter)):
-            raise UsageError(
-                f"a {type(store).__name__} is not a store of checkpoints",
-                hint='write sb.CheckpointStore("/path").open_for_writing(...)',
-            )
         return self._run_alone(lambda: self._take_snapshot(checkpoint_id, store, incremental))
 
     def _take_snapshot(

@@ -661,6 +661,11 @@ def target_for(store: CheckpointStore | DataWriter, checkpoint_id: int) -> DataW
     """The writer for a snapshot: a new one of the store, or the one that another process has sent."""
     if isinstance(store, CheckpointStore):
         return store.begin_snapshot(checkpoint_id)
+    if not isinstance(store, DataWriter):
+        raise UsageError(
+            f"a {type(store).__name__} is not a store of checkpoints",
+            hint='write sb.CheckpointStore("/path").open_for_writing(...)',
+        )
     if store.checkpoint_id != checkpoint_id:
         raise UsageError(
             f"the writer was made for checkpoint {store.checkpoint_id}, not for {checkpoint_id}",
