@@ -206,7 +206,10 @@ class Runner:
         self._origin = BatchRecord()
         self._open_store(query)
         try:
-            source: Checkpoint | Savepoint | None = self._opened_newest()
+            self._newest = newest_of(job, store)
+            if self._newest is not None:
+                self._origin = BatchRecord.of(self._newest.manifest)
+            source: Checkpoint | Savepoint | None = self._newest
             #: The batches that may come while the store is empty.
             self._first_ids = {0}
             if source is None:
@@ -230,12 +233,6 @@ class Runner:
             if error.code == "USAGE.OTHER_QUERY":
                 raise other_query(error, self._store, self._location) from error
             raise
-
-    def _opened_newest(self) -> Checkpoint | None:
-        self._newest = newest_of(self._job, self._store)
-        if self._newest is not None:
-            self._origin = BatchRecord.of(self._newest.manifest)
-        return self._newest
 
     @property
     def is_open(self) -> bool:
