@@ -62,7 +62,8 @@ class OperatorListState(ListState[T]):
         self._bytes = ElementBytes(descriptor.element_type)
         self._elements = _Elements(elements, is_viewed=True)
         self._restored = self.keep()
-        self._changes = 0
+        #: Counts the changes.
+        self.changes = 0
 
     # --- for the backend ---
 
@@ -96,7 +97,7 @@ class OperatorListState(ListState[T]):
                 if elements.copied_from is not None and length < len(elements.copied_from):
                     elements.copied_from = None
         self._elements = elements
-        self._changes += 1
+        self.changes += 1
 
     # --- for users ---
 
@@ -104,7 +105,7 @@ class OperatorListState(ListState[T]):
         if self._elements.is_viewed:
             viewed, self._elements = self._elements, _Elements(self._elements)
             self._elements.copied_from = viewed
-        self._changes += 1
+        self.changes += 1
         return self._elements
 
     def _serialize(self, value: Any) -> bytes:
@@ -130,18 +131,7 @@ class OperatorListState(ListState[T]):
 
     def __iter__(self) -> Iterator[T]:
         self._backend.check_open()
-        return self._steps(self._changes)
-
-    def _steps(self, changes: int) -> Iterator[Any]:
-        at = 0
-        while True:
-            self._backend.check_open()
-            if self._changes != changes:
-                raise RuntimeError("the state was changed while it was iterated")
-            if at == len(self._elements):
-                return
-            yield self._bytes.value(self._elements[at])
-            at += 1
+        return _steps(self._backend, self, self.changes, map(self._bytes.value, self._elements))
 
     def add(self, value: T) -> None:
         self._backend.check_open()
@@ -158,13 +148,13 @@ class OperatorListState(ListState[T]):
         self._backend.check_open()
         data = self._serialize_all(values)
         self._elements = _Elements(data)
-        self._changes += 1
+        self.changes += 1
 
     def clear(self) -> None:
         self._backend.check_open()
         if self._elements:
             self._elements = _Elements(())
-            self._changes += 1
+            self.changes += 1
 
     def exists(self) -> bool:
         self._backend.check_open()
@@ -237,19 +227,23 @@ class _Entries:
 
     def each(self, show: Callable[[Any, bytes | None], Any]) -> Iterator[Any]:
         self.backend.check_open()
-        return self._steps(show, self.changes)
+        shown = (show(key, self.by_key[key]) for key in list(self.by_key))
+        return _steps(self.backend, self, self.changes, shown)
 
-    def _steps(self, show: Callable[[Any, bytes | None], Any], changes: int) -> Iterator[Any]:
-        keys = iter(list(self.by_key))
-        while True:
-            self.backend.check_open()
-            if self.changes != changes:
-                raise RuntimeError("the state was changed while it was iterated")
-            for key in keys:
-                yield show(key, self.by_key[key])
-                break
-            else:
-                return
+
+def _steps(
+    backend: OperatorStateBackend, held: OperatorListState | _Entries, changes: int, steps: Iterator[Any]
+) -> Iterator[Any]:
+    """Yield ``steps``, but raise once what they are made of has changed."""
+    while True:
+        backend.check_open()
+        if held.changes != changes:
+            raise RuntimeError("the state was changed while it was iterated")
+        for step in steps:
+            yield step
+            break
+        else:
+            return
 
 
 class ReadOnlyBroadcastState(Subscriptable, Generic[K, V]):
