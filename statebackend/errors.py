@@ -17,6 +17,7 @@ no current key is set (state 'sum'). Hint: call set_current_key(key) first [USAG
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 __all__ = [
@@ -93,6 +94,41 @@ class UsageError(StateBackendError):
     """The call is not allowed here: no current key, a released mark, an argument that makes no sense."""
 
     default_code = "USAGE"
+
+
+class usage:
+    """Errors of wrong use by kind: ``usage.option("...")`` is a `UsageError` with the code ``USAGE.OPTION``."""
+
+    address = partial(UsageError, code="USAGE.ADDRESS")
+    aggregate = partial(UsageError, code="USAGE.AGGREGATE")
+    argument = partial(UsageError, code="USAGE.ARGUMENT")
+    checkpoint_id = partial(UsageError, code="USAGE.CHECKPOINT_ID")
+    clock = partial(UsageError, code="USAGE.CLOCK")
+    column = partial(UsageError, code="USAGE.COLUMN")
+    descriptor = partial(UsageError, code="USAGE.DESCRIPTOR")
+    function = partial(UsageError, code="USAGE.FUNCTION")
+    heartbeat = partial(UsageError, code="USAGE.HEARTBEAT")
+    json = partial(UsageError, code="USAGE.JSON")
+    key_groups = partial(UsageError, code="USAGE.KEY_GROUPS")
+    name = partial(UsageError, code="USAGE.NAME")
+    native_files = partial(UsageError, code="USAGE.NATIVE_FILES")
+    not_a_store = partial(UsageError, code="USAGE.NOT_A_STORE")
+    no_batch = partial(UsageError, code="USAGE.NO_BATCH")
+    no_event_time = partial(UsageError, code="USAGE.NO_EVENT_TIME")
+    no_key = partial(UsageError, code="USAGE.NO_KEY")
+    no_key_type = partial(UsageError, code="USAGE.NO_KEY_TYPE")
+    option = partial(UsageError, code="USAGE.OPTION")
+    package = partial(UsageError, code="USAGE.PACKAGE")
+    restore = partial(UsageError, code="USAGE.RESTORE")
+    rows = partial(UsageError, code="USAGE.ROWS")
+    schema = partial(UsageError, code="USAGE.SCHEMA")
+    sink = partial(UsageError, code="USAGE.SINK")
+    snapshot = partial(UsageError, code="USAGE.SNAPSHOT")
+    state_kind = partial(UsageError, code="USAGE.STATE_KIND")
+    target_exists = partial(UsageError, code="USAGE.TARGET_EXISTS")
+    time = partial(UsageError, code="USAGE.TIME")
+    ttl = partial(UsageError, code="USAGE.TTL")
+    type = partial(UsageError, code="USAGE.TYPE")
 
 
 def overlapping_call() -> UsageError:

@@ -22,7 +22,7 @@ import inspect
 import re
 from typing import Any, NamedTuple
 
-from statebackend.errors import BackendUnavailableError, StateBackendError, UsageError
+from statebackend.errors import BackendUnavailableError, StateBackendError, usage
 from statebackend.state import StateBackend
 
 __all__ = ["BackendAvailability", "available_backends", "create_backend", "register_backend"]
@@ -61,16 +61,16 @@ def register_backend(name: str, target: str) -> None:
     ReferenceBackend()
     """
     if not name or type(name) is not str:
-        raise UsageError("the name of a backend is a non-empty str")
+        raise usage.name("the name of a backend is a non-empty str")
     if type(target) is not str or not re.fullmatch(r"[\w.]+:[\w.]+", target):
-        raise UsageError(
+        raise usage.argument(
             "a backend is registered with where its class is",
             detail=f"backend {name!r}",
             hint='write register_backend("mine", "my_package.backend:MyBackend")',
         )
     taken = _targets().get(name, target)
     if taken != target:
-        raise UsageError(
+        raise usage.name(
             f"the name {name!r} is taken", detail=f"by {taken}", hint="register it under another name"
         )
     _registered[name] = target
@@ -81,7 +81,7 @@ def create_backend(name: str, **options: Any) -> StateBackend:
 
     >>> create_backend("reference", speed=11)
     Traceback (most recent call last):
-    statebackend.errors.UsageError: backend 'reference' has no option 'speed'. Hint: its options: none [USAGE]
+    statebackend.errors.UsageError: backend 'reference' has no option 'speed'. Hint: its options: none [USAGE.OPTION]
     """
     cls = _load(name)
     reason = cls.unavailable_reason()
@@ -92,7 +92,7 @@ def create_backend(name: str, **options: Any) -> StateBackend:
         for option in options:
             if option not in parameters:
                 known = ", ".join(parameters) or "none"
-                raise UsageError(f"backend {name!r} has no option {option!r}", hint=f"its options: {known}")
+                raise usage.option(f"backend {name!r} has no option {option!r}", hint=f"its options: {known}")
     return cls(**options)
 
 

@@ -29,7 +29,7 @@ from statebackend.cluster.shuffle_partitioner import BatchSurvey
 from statebackend.cluster.shuffle_pieces import Attempt
 from statebackend.cluster.shuffle_sender import ShufflePlan, TaskReport
 from statebackend.cluster.wire import LinkError
-from statebackend.errors import HostError, UsageError
+from statebackend.errors import HostError, usage
 from statebackend.runtime.batch_identity import BatchSource
 from statebackend.runtime.batch_progress import Figures, Stopwatch
 from statebackend.runtime.batch_rows import Survey
@@ -56,7 +56,7 @@ class Executors:
 
     >>> Executors(8, max_attempts=0)
     Traceback (most recent call last):
-    statebackend.errors.UsageError: max_attempts is a whole number, at least 1 [USAGE]
+    statebackend.errors.UsageError: max_attempts=0 is out of range; expected a whole number from 1 [USAGE.OPTION]
     """
 
     n: int
@@ -77,23 +77,25 @@ class Executors:
         given: dict[str, Any] = vars(self)
         for name in ("n", "max_attempts"):
             if type(given[name]) is not int or given[name] < 1:
-                raise UsageError(f"{name} is a whole number, at least 1")
+                raise usage.option(f"{name}={given[name]!r} is out of range; expected a whole number from 1")
         number_of_bytes("batch_memory", self.batch_memory, least=1)
         number_of_bytes("spill_disk", self.spill_disk)
         for name in ("start_timeout", "heartbeat_timeout", "batch_timeout"):
             if given[name] is not None or name != "batch_timeout":
                 milliseconds(name, given[name])
         if self.local_copies not in (None, True, False):
-            raise UsageError("local_copies is True, False or None")
+            raise usage.option(f"unknown local_copies={self.local_copies!r}; expected True, False or None")
         for name in ("bind", "advertised_address"):
             if given[name] is not None and not (isinstance(given[name], str) and given[name]):
-                raise UsageError(f"{name} is an address, such as '10.0.0.1'")
+                raise usage.option(f"unknown {name}={given[name]!r}; expected an address, such as '10.0.0.1'")
         ports = given["ports"]
         is_list = isinstance(ports, Sequence) and not isinstance(ports, str)
         if not is_list or not ports or not all(type(port) is int and 0 <= port < 65536 for port in ports):
-            raise UsageError("ports is a list of ports, 0 for any")
+            raise usage.option(f"unknown ports={ports!r}; expected a list of ports, 0 for any")
         if given["profile"] is not None and not hasattr(given["profile"], "taskResources"):
-            raise UsageError("profile is a pyspark.resource.ResourceProfile")
+            raise usage.option(
+                f"a {type(given['profile']).__name__} is no profile; expected a pyspark.resource.ResourceProfile"
+            )
 
     def seconds(self, timeout: str) -> float:
         """One of the timeouts, in seconds."""

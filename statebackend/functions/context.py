@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.state import (
     KeyedStateBackend,
@@ -203,7 +203,7 @@ class FunctionContext(StateGetters):
     def keys(self) -> pa.Array:
         """The key column of the batch that a `BatchProcessFunction` works on."""
         if self._keys is None:
-            raise UsageError(
+            raise usage.no_key(
                 "there is no column of keys here",
                 hint="process_batch has one; process_element has ctx.current_key",
             )
@@ -242,7 +242,7 @@ class FunctionContext(StateGetters):
         """
         outputs = self._outputs
         if outputs is None:
-            raise UsageError(
+            raise usage.no_batch(
                 "rows are given out while a batch runs", hint="call ctx.output in process_element"
             )
         output = outputs.get(name)
@@ -334,7 +334,7 @@ class Counter:
 
     def _set(self, count: int) -> None:
         if not _LEAST <= count <= _MOST:
-            raise UsageError("a counter holds 64 bits", hint="count in larger units")
+            raise usage.argument("a counter holds 64 bits", hint="count in larger units")
         self._count = count
 
     def get_count(self) -> int:
@@ -361,13 +361,13 @@ class Metrics:
     def counter(self, name: str) -> Counter:
         """The counter of this name, a non-empty str that UTF-8 can encode; the first call makes it."""
         if type(name) is not str or not name:
-            raise UsageError("the name of a counter is a non-empty str")
+            raise usage.name("the name of a counter is a non-empty str")
         counter = self._counters.get(name)
         if counter is None:
             try:
                 name.encode("utf-8")
             except UnicodeEncodeError:
-                raise UsageError(
+                raise usage.name(
                     "the name of a counter has a lone surrogate, which no file can hold"
                 ) from None
             counter = self._counters[name] = Counter()
@@ -387,7 +387,7 @@ def _whole(n: Any) -> int:
             raise TypeError
         return operator.index(n)
     except TypeError:
-        raise UsageError(
+        raise usage.argument(
             f"a counter counts in whole numbers, not by a {type(n).__name__}",
             hint="write an int; for a sum of other numbers use state, or int(...)",
         ) from None

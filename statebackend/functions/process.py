@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from statebackend.errors import SerializationTypeError, UsageError
+from statebackend.errors import SerializationTypeError, usage
 from statebackend.functions.context import FunctionContext
 from statebackend.state import ValueStateDescriptor
 from statebackend.types import of
@@ -76,7 +76,7 @@ class FunctionInitializationContext:
     def keyed_state_store(self) -> KeyedStateBackend:
         """The backend that provides keyed states; `UsageError` in a function without keys."""
         if self._keyed_state_store is None:
-            raise UsageError("this function has no keys, and so no keyed state")
+            raise usage.no_key("this function has no keys, and so no keyed state")
         return self._keyed_state_store
 
 
@@ -226,7 +226,7 @@ STATE = "state"
 class _WithState(KeyedProcessFunction):
     def __init__(self, function: Callable[[Any, Any], tuple[Any, Any]], state_type: Any) -> None:
         if not callable(function):
-            raise UsageError("a function (row, state) -> (out, new_state) is needed")
+            raise usage.function("a function (row, state) -> (out, new_state) is needed")
         self._function = function
         self._type = of(state_type)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from statebackend.errors import UsageError
+from statebackend.errors import usage
 from statebackend.state import Duration, milliseconds
 
 TIMERS = ("between_rows", "after_batch")
@@ -20,7 +20,7 @@ class ToOutput:
     def __post_init__(self) -> None:
         name: Any = self.name
         if not isinstance(name, str) or not name:
-            raise UsageError("to_output takes the name of an output", hint="name one of schema=")
+            raise usage.name("to_output takes the name of an output", hint="name one of schema=")
 
     def __repr__(self) -> str:
         return f"to_output({self.name!r})"
@@ -50,7 +50,7 @@ def checked_rule(option: str, given: Any, *words: str) -> Rule:
     if isinstance(given, ToOutput) or (isinstance(given, str) and given in words):
         return given
     shown = repr(given) if isinstance(given, str) else f"a {type(given).__name__}"
-    raise UsageError(
+    raise usage.option(
         f"{option} is not a rule for rows: {shown}",
         hint=f"write {', '.join(map(repr, words))} or sb.to_output(name)",
     )
@@ -81,7 +81,7 @@ class EventTime:
     60000
     >>> EventTime("at", timers="sometimes")
     Traceback (most recent call last):
-    statebackend.errors.UsageError: unknown timers='sometimes'; expected 'between_rows' or 'after_batch' [USAGE]
+    statebackend.errors.UsageError: unknown timers='sometimes'; expected 'between_rows' or 'after_batch' [USAGE.OPTION]
     """
 
     column: str
@@ -94,11 +94,11 @@ class EventTime:
     def __post_init__(self) -> None:
         column: Any = self.column
         if not isinstance(column, str) or not column:
-            raise UsageError("event_time is the name of a column, or an EventTime of one")
+            raise usage.option("event_time is the name of a column, or an EventTime of one")
         for name in ("watermark_delay", "max_ahead", "idle_after"):
             given = getattr(self, name)
             if given is not None or name == "watermark_delay":
                 object.__setattr__(self, name, milliseconds(name, given, least=0))
         checked_rule("late", self.late, "keep", "drop", "fail")
         if self.timers is not None and self.timers not in TIMERS:
-            raise UsageError(f"unknown timers={self.timers!r}; expected {' or '.join(map(repr, TIMERS))}")
+            raise usage.option(f"unknown timers={self.timers!r}; expected {' or '.join(map(repr, TIMERS))}")

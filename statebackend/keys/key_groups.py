@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from statebackend.errors import SerializationError, UsageError
+from statebackend.errors import SerializationError, usage
 
 #: The largest ``max_parallelism``, as in Flink.
 MAX_PARALLELISM = 32_768
@@ -37,7 +37,7 @@ class KeyGroupRange:
 
     def __init__(self, start: int, end: int) -> None:
         if not 0 <= start <= end < MAX_PARALLELISM:
-            raise UsageError(
+            raise usage.key_groups(
                 "not a range of key groups",
                 detail=f"{start} to {end}",
                 hint=f"both ends are included, and 0 <= start <= end < {MAX_PARALLELISM}",
@@ -77,11 +77,11 @@ class KeyGroupRange:
 
 def _check(max_parallelism: int, parallelism: int = 1) -> None:
     if not 1 <= max_parallelism <= MAX_PARALLELISM:
-        raise UsageError(
+        raise usage.key_groups(
             "max_parallelism is out of range", detail=f"{max_parallelism}, allowed are 1 to 32768"
         )
     if not 1 <= parallelism <= max_parallelism:
-        raise UsageError(
+        raise usage.key_groups(
             "parallelism is out of range",
             detail=f"{parallelism}, max_parallelism {max_parallelism}",
             hint="parallelism is 1 to max_parallelism",
@@ -92,7 +92,9 @@ def range_for(max_parallelism: int, parallelism: int, index: int) -> KeyGroupRan
     """The key groups that instance ``index`` of ``parallelism`` serves, by Flink's formula."""
     _check(max_parallelism, parallelism)
     if not 0 <= index < parallelism:
-        raise UsageError("no instance has this index", detail=f"index {index}, parallelism {parallelism}")
+        raise usage.key_groups(
+            "no instance has this index", detail=f"index {index}, parallelism {parallelism}"
+        )
     start = (index * max_parallelism + parallelism - 1) // parallelism
     end = ((index + 1) * max_parallelism - 1) // parallelism
     return KeyGroupRange(start, end)
@@ -102,7 +104,7 @@ def operator_index_for(max_parallelism: int, parallelism: int, key_group: int) -
     """The index of the instance that serves ``key_group``: the inverse of `range_for`."""
     _check(max_parallelism, parallelism)
     if not 0 <= key_group < max_parallelism:
-        raise UsageError(
+        raise usage.key_groups(
             "no such key group", detail=f"key group {key_group}, max_parallelism {max_parallelism}"
         )
     return key_group * parallelism // max_parallelism
@@ -246,7 +248,7 @@ def _flink_murmur(code: int) -> int:
 def java_hash_code(key: Any, *, java_type: str | None = None) -> int:
     """Java's ``hashCode`` of the key as Flink has it: a String, a number, a Boolean, or a Tuple of these."""
     if java_type not in (None, "int", "long"):
-        raise UsageError("unknown java_type", hint="use 'int', 'long' or None")
+        raise usage.key_groups("unknown java_type", hint="use 'int', 'long' or None")
     if key is None:
         return 0
     if isinstance(key, (bool, np.bool_)):
@@ -273,7 +275,7 @@ def java_hash_code(key: Any, *, java_type: str | None = None) -> int:
         for field in key[1:]:
             code = (code * 31 + java_hash_code(field, java_type=java_type)) & _MASK
         return _signed(code & _MASK)
-    raise UsageError(
+    raise usage.key_groups(
         f"the Java hash code of a {type(key).__name__} is not known",
         hint="str, int, float, bool and tuples of these are",
     )

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from statebackend.errors import SerializationError, SerializationTypeError, UsageError
+from statebackend.errors import SerializationError, SerializationTypeError, UsageError, usage
 from statebackend.keys.columns import ByteRuns, as_columnar, runs_of_list, take_rows, without_views
 from statebackend.keys.time_columns import WINDOW, AssignedWindows, windows_of
 
@@ -78,7 +78,7 @@ class TimeWindow:
         """
         width, shift = _duration(size), _duration(offset)
         if width <= 0:
-            raise UsageError("the size of a window is more than nothing")
+            raise usage.argument("the size of a window is more than nothing")
         time = _integer(timestamp)
         start = time - (time - shift) % width
         return cls(start, start + width)
@@ -138,7 +138,7 @@ def _duration(value: Any) -> int:
     if isinstance(value, datetime.timedelta):
         milliseconds, rest = divmod(value, datetime.timedelta(milliseconds=1))
         if rest:
-            raise UsageError("a duration is a whole number of milliseconds")
+            raise UsageError("a duration is a whole number of milliseconds", code="USAGE.DURATION")
         return milliseconds
     return _integer(value)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 from statebackend.keys.columns import as_columnar
 
 _TICKS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
@@ -52,7 +52,7 @@ def time_column(column: Any, what: str = "the column of times", where: str = "")
 
 
 def _not_times(what: str, detail: str) -> UsageError:
-    return UsageError(
+    return usage.column(
         f"{what} is neither a timestamp nor a number of milliseconds",
         detail=detail,
         hint="give a column of timestamps, or of milliseconds as integers",
@@ -75,7 +75,7 @@ def windows_of(times: Any, size: int, slide: int | None = None, offset: int = 0)
     """The windows of each time, the earliest first; a null is in none. O(n and the windows)."""
     step = size if slide is None else slide
     if size <= 0 or step <= 0:
-        raise UsageError("the size of a window, and the time from one to the next, are more than nothing")
+        raise usage.argument("the size of a window, and the time from one to the next, are more than nothing")
     own, is_null = time_column(times)
     rows = np.flatnonzero(~is_null)
     if len(rows) < len(own):

@@ -12,7 +12,7 @@ from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, Sna
 from statebackend.checkpoint.store.pending import WritingThreads, tell
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.checkpoint.store.store import target_for
-from statebackend.errors import ClosedError, StateMigrationError, UsageError, overlapping_call
+from statebackend.errors import ClosedError, StateMigrationError, overlapping_call, usage
 from statebackend.operator_state.operator_snapshots import (
     BROADCAST,
     PART,
@@ -60,9 +60,9 @@ class OperatorStateBackend:
         restore: Checkpoint | Savepoint | str | os.PathLike[str] | Sequence[Mapping[str, Any]] = (),
     ) -> None:
         if type(parallelism) is not int or parallelism < 1:
-            raise UsageError("parallelism is a positive int")
+            raise usage.key_groups("parallelism is a positive int")
         if type(subtask_index) is not int or not 0 <= subtask_index < parallelism:
-            raise UsageError(
+            raise usage.key_groups(
                 "no instance has this index", detail=f"index {subtask_index}, parallelism {parallelism}"
             )
         self.subtask_index = subtask_index
@@ -139,12 +139,12 @@ class OperatorStateBackend:
     def _state(self, descriptor: Any, wanted: type[StateDescriptor], mode: str) -> Any:
         self.check_open()
         if not isinstance(descriptor, wanted):
-            raise UsageError(
+            raise usage.descriptor(
                 f"a {mode} state takes a {wanted.__name__}, not a {type(descriptor).__name__}",
                 detail="operator state",
             )
         if descriptor.ttl_config is not None:
-            raise UsageError(
+            raise usage.ttl(
                 "operator state has no time to live", detail=f"operator state {descriptor.name!r}"
             )
         state = self._states.get(descriptor.name)
@@ -302,7 +302,7 @@ def _restored(restore: Any, subtask_index: int, parallelism: int) -> OperatorCon
     if _is_savepoint(restore):
         return savepoint_contents(Savepoint.at(restore), subtask_index, parallelism)
     if not isinstance(restore, (list, tuple)) or not all(isinstance(each, Mapping) for each in restore):
-        raise UsageError(
+        raise usage.restore(
             "restore is a Checkpoint, a savepoint, or a list with the contents of each old instance",
             hint="write restore=store.open(id), restore=store.open_snapshots(snapshots) or restore=[contents]",
         )

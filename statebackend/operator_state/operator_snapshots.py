@@ -29,7 +29,7 @@ from statebackend.checkpoint.store.savepoint_folder import (
     reading_part,
 )
 from statebackend.checkpoint.store.sealed import JsonObject, integer
-from statebackend.errors import CorruptCheckpointError, SerializationError, StateMigrationError, UsageError
+from statebackend.errors import CorruptCheckpointError, SerializationError, StateMigrationError, usage
 from statebackend.operator_state.element_columns import column_type, to_bytes, to_column
 
 #: The states of one instance, by name, as plain data. Each is a dict with ``mode``, ``config`` (of the types) and
@@ -49,7 +49,7 @@ def redistribute(snapshots: Sequence[Mapping[str, Any]], new_parallelism: int) -
     *Broadcast*: a new instance gets the copy of the old instance with its number; if there are fewer, they take turns.
     """
     if type(new_parallelism) is not int or new_parallelism < 1:
-        raise UsageError("the new parallelism is a positive int")
+        raise usage.key_groups("the new parallelism is a positive int")
     new: list[OperatorContents] = [{} for _ in range(new_parallelism)]
     same = len(snapshots) == new_parallelism
     start = 0
@@ -168,7 +168,7 @@ class OperatorSnapshot(Snapshot):
                 self.contents = dataclasses.replace(self.contents, files=(file.finish(),))
         except BaseException as error:
             if self.writer.is_aborted:
-                raise UsageError(
+                raise usage.snapshot(
                     "the snapshot has been aborted", detail=f"checkpoint {self.contents.checkpoint_id}"
                 ) from error
             self.writer.abort()

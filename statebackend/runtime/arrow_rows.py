@@ -15,7 +15,7 @@ from statebackend._core.codecs.row_writer import RowWriter
 from statebackend._core.codecs.type_codec import TypeCodec
 from statebackend.columns.codec_factory import type_codec
 from statebackend.columns.stored_columns import arrow_column
-from statebackend.errors import SerializationError, SerializationTypeError, UsageError
+from statebackend.errors import SerializationError, SerializationTypeError, UsageError, usage
 from statebackend.state import check_values, to_chunks
 from statebackend.types import (
     SCALARS,
@@ -172,7 +172,7 @@ class OutputSchema:
             schema = pa.struct(list(schema))
         declared = of(schema)
         if not isinstance(declared, RowType):
-            raise UsageError(
+            raise usage.schema(
                 "a schema is that of rows",
                 detail=repr(declared),
                 hint='write for example "user bigint, n int"',

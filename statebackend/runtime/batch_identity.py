@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from statebackend._core import row_digest
 from statebackend.checkpoint import Manifest
-from statebackend.errors import CorruptCheckpointError, UsageError
+from statebackend.errors import CorruptCheckpointError, usage
 from statebackend.runtime.batch_progress import Json
 from statebackend.runtime.batch_rows import ChunkedRows
 
@@ -260,7 +260,7 @@ def _tag(kind: pa.DataType) -> str:
         or _is_list_view(kind)
     ):
         return "list"
-    raise UsageError(f"rows with a column of type {kind} have no digest")
+    raise usage.column(f"rows with a column of type {kind} have no digest")
 
 
 @lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackend.columns.nested_columns import encoded_keys
-from statebackend.errors import SerializationTypeError, UsageError
+from statebackend.errors import SerializationTypeError, UsageError, usage
 from statebackend.keys import as_columnar, key_encoder
 from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.job import Job
@@ -166,7 +166,7 @@ def split_broadcast(table: pa.Table, column: str) -> tuple[pa.Table, pa.Table]:
     """The rows of a table that are broadcast, and the others."""
     flags = table.column(column)
     if not pa.types.is_boolean(flags.type):
-        raise UsageError("the broadcast column is not boolean", detail=f"column {column!r} is {flags.type}")
+        raise usage.column("the broadcast column is not boolean", detail=f"column {column!r} is {flags.type}")
     flags = flags.fill_null(False)
     return table.filter(flags), table.filter(pc.invert(flags))
 
@@ -184,7 +184,7 @@ def _order(table: pa.Table, names: tuple[str, ...]) -> pa.UInt64Array:
     try:
         return pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:
-        raise UsageError(
+        raise usage.column(
             "rows cannot be sorted by these columns", detail=f"columns {', '.join(names)}"
         ) from error
 

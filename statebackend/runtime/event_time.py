@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statebackend.checkpoint.store.sealed import MAX_INTEGER
-from statebackend.errors import UsageError
+from statebackend.errors import usage
 from statebackend.functions import EventTime
 from statebackend.keys import TimeColumn, time_column
 
@@ -125,7 +125,7 @@ def _whole(duration: Any) -> int:
 
 def _check_storable(watermark: int, column: str) -> None:
     if abs(watermark) > MAX_INTEGER:
-        raise UsageError(
+        raise usage.column(
             "the time of a row is further from 1970 than checkpoints can tell",
             detail=f"column {column!r}",
             hint="it is a timestamp, or milliseconds; EventTime(..., max_ahead=...) lets no such time count",

@@ -9,7 +9,7 @@ from typing import Any
 
 from statebackend.backends import create_backend
 from statebackend.checkpoint.store.manifest import MAIN_OUTPUT
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 from statebackend.functions import (
     BatchProcessFunction,
     KeyedProcessFunction,
@@ -103,7 +103,7 @@ class Job:
     ) -> None:
         if isinstance(function, type) or not isinstance(function, _FUNCTIONS):
             what = f"class {function.__qualname__}" if isinstance(function, type) else type(function).__name__
-            raise UsageError(
+            raise usage.function(
                 f"a {what} is not a function with state",
                 hint="give an object of a KeyedProcessFunction, KeyRowsFunction or BatchProcessFunction, or "
                 "map_with_state(...)",
@@ -121,17 +121,17 @@ class Job:
         )
         self.backend = create_backend(backend) if isinstance(backend, str) else backend
         if not isinstance(self.backend, StateBackend):
-            raise UsageError("backend is the name of one, or a StateBackend")
+            raise usage.option("backend is the name of one, or a StateBackend")
         checked_range(max_parallelism, None)
         self.max_parallelism = max_parallelism
         #: All about the time of rows; None if time is the clock's alone.
         self.event_time = EventTime(event_time) if isinstance(event_time, str) else event_time
         if self.event_time is not None and not isinstance(self.event_time, EventTime):
-            raise UsageError("event_time is the name of a column, or an EventTime of one")
+            raise usage.option("event_time is the name of a column, or an EventTime of one")
         takes_rows = isinstance(function, KeyedProcessFunction)
         timers = None if self.event_time is None else self.event_time.timers
         if timers == "between_rows" and not takes_rows:
-            raise UsageError(
+            raise usage.function(
                 "event_time= with timers='between_rows' is for a KeyedProcessFunction",
                 hint="other functions get several rows at once",
             )
@@ -144,14 +144,14 @@ class Job:
         self.broadcast = _column(broadcast_when, "broadcast_when")
         self.null_keys = checked_rule("null_keys", null_keys, "fail", "drop")
         if self.null_keys != "fail" and not isinstance(self.key, str):
-            raise UsageError(
+            raise usage.function(
                 "null_keys= needs a key of one column",
                 detail=f"key columns {', '.join(self.key)}",
                 hint="leave null_keys= out: the columns of a composite key may be null",
             )
         self.errors = checked_rule("errors", errors, "fail", "drop")
         if self.survives_errors and not takes_rows:
-            raise UsageError(
+            raise usage.function(
                 f"errors={errors!r} is for a KeyedProcessFunction",
                 hint="other functions get several rows at once",
             )
@@ -204,7 +204,7 @@ class Job:
         method: Any = self.function.process_broadcast  # type: ignore[attr-defined]
         own = getattr(method, "__func__", method)
         if self.broadcast is not None and own in (each.process_broadcast for each in _FUNCTIONS):
-            raise UsageError(
+            raise usage.function(
                 "broadcast_when= needs a function with a method process_broadcast",
                 detail=f"class {type(self.function).__qualname__}",
                 hint="write the method, which gets the broadcast rows, or leave broadcast_when= out",
@@ -243,7 +243,7 @@ class Job:
         if self.error_output is not None:
             taken = [name for name in ERROR_COLUMNS if name in names]
             if taken:
-                raise UsageError(
+                raise usage.column(
                     "the batch has a column that the output of errors adds",
                     detail=f"columns {', '.join(taken)}",
                     hint="rename it in the frame, before foreachBatch",
@@ -253,7 +253,7 @@ class Job:
             self.check_column(name, names)
         twice = sorted({name for name in names if list(names).count(name) > 1})
         if twice:
-            raise UsageError(
+            raise usage.column(
                 "two columns of the batch have the same name",
                 detail=f"columns {', '.join(twice)}",
                 hint="rename one before foreachBatch",
@@ -277,7 +277,7 @@ class Job:
 def _outputs(schema: object) -> dict[str, OutputSchema | None]:
     by_name = schema if isinstance(schema, Mapping) else {MAIN_OUTPUT: schema}
     if not by_name or not all(isinstance(name, str) and name for name in by_name):
-        raise UsageError(
+        raise usage.schema(
             "schema is that of the rows out, or a dict of output to schema",
             hint='write for example {"totals": "user string, total bigint", "late": "user string"}',
         )
@@ -293,15 +293,15 @@ def _names(given: object, what: str) -> tuple[str, ...]:
         names = tuple(given)
     texts = tuple(each for each in names if isinstance(each, str) and each)
     if not texts or len(texts) < len(names):
-        raise UsageError(f"{what} is the name of a column, or a list of names")
+        raise usage.option(f"unknown {what}={given!r}; expected the name of a column, or a list of names")
     if len(set(texts)) < len(texts):
-        raise UsageError(f"{what} names a column twice", detail=f"columns {', '.join(texts)}")
+        raise usage.option(f"{what} names a column twice", detail=f"columns {', '.join(texts)}")
     return texts
 
 
 def _column(name: object, what: str) -> str | None:
     if name is not None and not (isinstance(name, str) and name):
-        raise UsageError(f"{what} is the name of a column")
+        raise usage.option(f"{what} is the name of a column")
     return name
 
 
@@ -311,7 +311,7 @@ def _check_methods(function: object) -> None:
         if inspect.iscoroutinefunction(method := getattr(function, name, None)) or inspect.isasyncgenfunction(
             method
         ):
-            raise UsageError(
+            raise usage.function(
                 f"the method {name} of the function is async, and nothing waits for it",
                 detail=f"class {type(function).__qualname__}",
                 hint="write it with def; run coroutines in it with asyncio.run",

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
-from statebackend.errors import BatchGapError, UsageError
+from statebackend.errors import BatchGapError, UsageError, usage
 from statebackend.keys import KeyGroupRange
 from statebackend.runtime.batch_identity import BatchRecord, BatchSource, Identity
 from statebackend.runtime.batch_progress import Stopwatch
@@ -250,7 +250,7 @@ class Runner:
         If anything raises before the commit, memory is at the end of the batch before.
         """
         if self._execution is None:
-            raise UsageError("the job is closed")
+            raise usage.no_batch("the job is closed")
         if batch_id == self.last_id:
             return self._replayed(incoming, watch)
         self._check_follows(batch_id)

@@ -12,7 +12,7 @@ from statebackend.checkpoint import Checkpoint, CheckpointReader, CheckpointStor
 from statebackend.checkpoint.files import without_secrets
 from statebackend.checkpoint.store.log import LogState
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
-from statebackend.errors import StateBackendError, StateMigrationError, UsageError
+from statebackend.errors import StateBackendError, StateMigrationError, UsageError, usage
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.runtime.batch_identity import BatchRecord
 from statebackend.state import RESERVED
@@ -23,9 +23,9 @@ _TIMERS = f"{RESERVED}timers."
 def check_name(name: object) -> None:
     """Raise unless a state of this name can be dropped from what has it."""
     if not isinstance(name, str):
-        raise UsageError(f"the name of a state is a str, not a {type(name).__name__}")
+        raise usage.name(f"the name of a state is a str, not a {type(name).__name__}")
     if name.startswith(_TIMERS):
-        raise UsageError(
+        raise usage.state_kind(
             "timers cannot be dropped", detail=name, hint="delete them in the function, or let them fire"
         )
 
@@ -74,7 +74,7 @@ def no_state(name: str, known: Iterable[str], where: str) -> UsageError:
 
 def ambiguous(name: str, where: str) -> UsageError:
     """The error for a name that two states share."""
-    return UsageError(
+    return usage.name(
         f"both a keyed state and an operator state are called {name!r}",
         detail=where,
         hint="give one of them another name",
@@ -88,7 +88,7 @@ Beginning: TypeAlias = Checkpoint | CheckpointReader | Savepoint | str | os.Path
 def checked_first_batch(first_batch: object) -> None:
     """Raise unless a stream can be at such a batch."""
     if type(first_batch) is not int or first_batch < 0:
-        raise UsageError("first_batch is the id of a batch, an int from 0")
+        raise usage.option("first_batch is the id of a batch, an int from 0")
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,11 @@ class StartFrom:
 
     def __post_init__(self) -> None:
         if isinstance(self.source, (str, list, tuple)) and not self.source:
-            raise UsageError(
+            raise usage.restore(
                 "the source of StartFrom is empty", hint="leave start= out to begin with no state"
             )
         if not isinstance(self.source, (Checkpoint, CheckpointReader, Savepoint, str, os.PathLike)):
-            raise UsageError(
+            raise usage.restore(
                 f"cannot start from a {type(self.source).__name__}; expected a savepoint, a store, one of its "
                 "checkpoints, or the address of a savepoint or a store"
             )

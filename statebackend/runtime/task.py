@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from statebackend.checkpoint import DataWriter, Snapshot
-from statebackend.errors import StateMigrationError, UsageError
+from statebackend.errors import StateMigrationError, usage
 from statebackend.functions import (
     BatchProcessFunction,
     CheckpointedFunction,
@@ -133,7 +133,7 @@ class Task:
         files: OutputFiles | None = None,
     ) -> Result:
         if self._marks is not None:
-            raise UsageError("the batch before has not been ended")
+            raise usage.no_batch("the batch before has not been ended")
         self._watermarks = None if times is None else (times.before, times.after)
         self.keyed.begin(now, self._watermarks)
         context = self._context
@@ -184,7 +184,7 @@ class Task:
     def rows_changed(self) -> tuple[int | None, int | None]:
         """The number of rows of state that the batch has written, and removed; None if the backend does not know."""
         if self._marks is None:
-            raise UsageError("no batch has been run")
+            raise usage.no_batch("no batch has been run")
         return self.keyed.count_changes(self._marks[0]) or (None, None)
 
     def snapshot(self, checkpoint_id: int, store: SnapshotTargets) -> list[Snapshot]:

@@ -92,7 +92,7 @@ def _bytes(given: str) -> int:
     """
     found = re.fullmatch(r"(\d+)\s*([bkmgtp]?)b?", given.strip().lower())
     if found is None:
-        raise UsageError("a setting of Spark is no size of memory", detail=given)
+        raise UsageError("a setting of Spark is no size of memory", code="USAGE.SIZE", detail=given)
     return int(found[1]) << _UNITS[found[2] or "m"]
 
 

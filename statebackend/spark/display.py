@@ -17,7 +17,7 @@ from html import escape
 from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
-from statebackend.errors import StateBackendError, UsageError
+from statebackend.errors import StateBackendError, usage
 
 #: How wide the bar of a batch is, and the parts of a batch that it shows, by the letter of each.
 _WIDTH = 20
@@ -220,7 +220,7 @@ def _client() -> Any:
     try:
         return importlib.import_module("prometheus_client")
     except ImportError:
-        raise UsageError(
+        raise usage.package(
             "metrics for Prometheus need the package prometheus_client", hint="pip install prometheus-client"
         ) from None
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.files import local_path, without_secrets
 from statebackend.checkpoint.files.layout import CHECKPOINTS, DATA
-from statebackend.errors import StateBackendError, UsageError
+from statebackend.errors import StateBackendError, UsageError, usage
 from statebackend.runtime import CommittedBatch, Job, Runner
 from statebackend.runtime.batch_identity import Identity
 from statebackend.runtime.batch_progress import Figures, Stopwatch, describe
@@ -85,7 +85,7 @@ class StatefulBatches:
     ) -> None:
         _check_options(on_batch, uid)
         if start is not None and not isinstance(start, StartFrom):
-            raise UsageError(
+            raise usage.option(
                 f"unknown start: a {type(start).__name__}; expected a StartFrom",
                 hint="write start=sb.spark.StartFrom(source, first_batch=...)",
             )
@@ -97,7 +97,7 @@ class StatefulBatches:
         check_not_a_sinks(self._unopened, self._deliveries.addresses())
         self._unopened_way.check(self._unopened)
         if start is not None and source_uri(start.source) == self._unopened.uri:
-            raise UsageError(
+            raise usage.option(
                 "start= and state= name the same store",
                 detail=self._unopened.uri,
                 hint="give state= a new path",
@@ -367,7 +367,7 @@ class StatefulBatches:
         """Run by this clock from the first batch on: for `statebackend.testing.use_clock`."""
         with self._lock:
             if self._runner is not None:
-                raise UsageError("cannot set a clock while the query runs", detail=f"{self!r}")
+                raise usage.option("cannot set a clock while the query runs", detail=f"{self!r}")
             self._clock = clocks.checked_clock(clock)
 
     def is_running(self) -> bool:
@@ -404,9 +404,9 @@ class StatefulBatches:
 
 def _check_options(on_batch: object, uid: object) -> None:
     if on_batch is not None and (not callable(on_batch) or inspect.iscoroutinefunction(on_batch)):
-        raise UsageError("on_batch is a function (progress), and not async")
+        raise usage.function("on_batch is a function (progress), and not async")
     if uid is not None and not (isinstance(uid, str) and uid):
-        raise UsageError("uid is a text that is not empty")
+        raise usage.option(f"unknown uid={uid!r}; expected a text that is not empty")
 
 
 def _exited(error: BaseException) -> UsageError:

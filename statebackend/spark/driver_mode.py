@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from statebackend.checkpoint import CheckpointReader
 from statebackend.checkpoint.files import local_path
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 from statebackend.runtime import BatchSource, Job
 from statebackend.runtime.batch_identity import Identity
 from statebackend.runtime.batch_progress import Figures
@@ -109,7 +109,7 @@ class Driver:
     Driver(batch_memory='1g', input='files')
     >>> Driver(input="memory")
     Traceback (most recent call last):
-    statebackend.errors.UsageError: unknown input 'memory'; expected 'auto' or 'files' [USAGE]
+    statebackend.errors.UsageError: unknown input 'memory'; expected 'auto' or 'files' [USAGE.OPTION]
     """
 
     batch_memory: Size = "256m"
@@ -118,7 +118,7 @@ class Driver:
     def __post_init__(self) -> None:
         number_of_bytes("batch_memory", self.batch_memory, least=1)
         if self.input not in INPUTS:
-            raise UsageError(f"unknown input {self.input!r}; expected 'auto' or 'files'")
+            raise usage.option(f"unknown input {self.input!r}; expected 'auto' or 'files'")
 
 
 class DriverMode(RunMode):

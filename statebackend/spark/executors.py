@@ -33,7 +33,7 @@ from statebackend.cluster.shuffle_partitioner import BatchSurvey, RowPartitioner
 from statebackend.cluster.shuffle_sender import ShufflePlan, TaskReport, send_rows
 from statebackend.cluster.shuffle_staging import remove_orphans
 from statebackend.cluster.wire import LinkError, connect
-from statebackend.errors import HostError, StateBackendError, UsageError
+from statebackend.errors import HostError, StateBackendError, UsageError, usage
 from statebackend.runtime import BatchSource, Job
 from statebackend.runtime.batch_identity import Identity
 from statebackend.runtime.batch_progress import Figures
@@ -499,7 +499,7 @@ class ExecutorsRows(BatchRows):
         return self._engine.identify(self._frame, self._job, self._job.key_type(column_types(self._frame)))
 
     def _read(self) -> pa.Table:
-        raise UsageError("the rows of a batch do not come to the driver in executors mode")
+        raise usage.no_batch("the rows of a batch do not come to the driver in executors mode")
 
     def figures(self) -> Figures:
         return {"input": "executors"}

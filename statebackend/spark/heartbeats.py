@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statebackend.errors import UsageError
+from statebackend.errors import usage
 from statebackend.state import Duration, milliseconds
 
 if TYPE_CHECKING:
@@ -32,11 +32,12 @@ def heartbeat(frame: DataFrame, every: Duration = "10 seconds") -> DataFrame:
     """
     every_ms = milliseconds("every", every)
     if not frame.isStreaming:
-        raise UsageError(
-            "a heartbeat is for a stream", hint="leave it out for a frame that is read as a whole"
+        raise usage.heartbeat(
+            "a heartbeat is for a stream",
+            hint="leave it out for a frame that is read as a whole",
         )
     if COLUMN in frame.columns:
-        raise UsageError("the stream has a heartbeat already", detail=f"column {COLUMN!r}")
+        raise usage.heartbeat("the stream has a heartbeat already", detail=f"column {COLUMN!r}")
     session = frame.sparkSession
     source = _source()
     session.dataSource.register(source)

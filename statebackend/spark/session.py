@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from statebackend.checkpoint.files import PosixCalls, scheme_of, without_secrets
 from statebackend.checkpoint.files.store_files import storing
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 from statebackend.runtime.batch_identity import Identity, plan_identity
 from statebackend.runtime.batch_progress import Json
 from statebackend.types import of
@@ -338,7 +338,7 @@ def check_output_names(frame: DataFrame, schema: pa.Schema) -> None:
         return
     twice = _twice(list(schema))
     if twice:
-        raise UsageError(
+        raise usage.column(
             "two columns or fields of the schema have the same name but for upper and lower case",
             detail=f"columns {', '.join(twice)}",
             hint="rename one, or set spark.sql.caseSensitive to true",

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from statebackend.checkpoint import CheckpointReader
 from statebackend.checkpoint.files import scheme_of
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 from statebackend.runtime import CommittedBatch
 from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.runtime.batch_progress import Figures
@@ -143,7 +143,7 @@ class SinkDeliveries:
         given = _by_output(sink, schemas)
         known = {name: schemas[name] for name in given}
         if None in known.values():
-            raise UsageError("a sink needs to know the schema", hint='write for example schema="user bigint"')
+            raise usage.sink("a sink needs to know the schema", hint='write for example schema="user bigint"')
         schemas_given = {name: schema for name, schema in known.items() if schema is not None}
         return cls(given, schemas_given, most_files)
 
@@ -249,7 +249,7 @@ def _by_output(sink: object, schemas: Mapping[str, object]) -> dict[str, Any]:
             )
         return {name: sink[name] for name in schemas}
     if len(schemas) > 1:
-        raise UsageError(
+        raise usage.sink(
             "there are several outputs, and one sink",
             detail=f"outputs {', '.join(schemas)}",
             hint="pass a dict of output to sink",

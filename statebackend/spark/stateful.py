@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from statebackend.checkpoint import CheckpointStore
 from statebackend.cluster.cluster_execution import Executors
-from statebackend.errors import UsageError
+from statebackend.errors import usage
 from statebackend.functions import EventTime, ProcessFunction, Rule
 from statebackend.runtime import Job
 from statebackend.runtime.batch_progress import Json
@@ -57,7 +57,7 @@ def stateful(
     """
     run_on = Driver() if run_on is None else run_on
     if not isinstance(run_on, (Driver, Executors)):
-        raise UsageError(
+        raise usage.option(
             f"unknown run_on: a {type(run_on).__name__}; expected a Driver or Executors",
             hint="write run_on=sb.spark.Driver() or run_on=sb.spark.Executors(n)",
         )
@@ -76,7 +76,7 @@ def stateful(
     job.check_broadcast()
     if isinstance(run_on, Executors):
         if run_on.n > job.max_parallelism:
-            raise UsageError(
+            raise usage.option(
                 "run_on has more hosts than max_parallelism has key groups",
                 detail=f"Executors({run_on.n}), max_parallelism={max_parallelism}",
                 hint="pass fewer hosts; max_parallelism stays the same for the life of a store",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeVar, overload
 
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 from statebackend.keys import ALL_NAMESPACES, VOID, KeyGroupRange
 from statebackend.state.descriptors import (
     AggregatingStateDescriptor,
@@ -124,7 +124,7 @@ class StateGetters:
 
     def _get(self, descriptor: Any, wanted: type[StateDescriptor]) -> Any:
         if not isinstance(descriptor, wanted):
-            raise UsageError(
+            raise usage.descriptor(
                 f"get_{wanted.kind}_state takes a {wanted.__name__}, not a {type(descriptor).__name__}",
                 hint="get_state takes descriptors of all kinds",
             )

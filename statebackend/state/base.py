@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from statebackend.errors import ClosedError, KeyGroupError, UsageError, overlapping_call
+from statebackend.errors import ClosedError, KeyGroupError, UsageError, overlapping_call, usage
 from statebackend.keys import (
     ALL_NAMESPACES,
     MAX_PARALLELISM,
@@ -44,16 +44,16 @@ ALL = None
 def checked_range(max_parallelism: Any, key_group_range: Any) -> KeyGroupRange:
     """The range itself, or all key groups for None; checks that it lies within ``max_parallelism``."""
     if type(max_parallelism) is not int or not 1 <= max_parallelism <= MAX_PARALLELISM:
-        raise UsageError(f"max_parallelism is an int from 1 to {MAX_PARALLELISM}")
+        raise usage.key_groups(f"max_parallelism is an int from 1 to {MAX_PARALLELISM}")
     if key_group_range is None:
         return KeyGroupRange(0, max_parallelism - 1)
     if not isinstance(key_group_range, KeyGroupRange):
-        raise UsageError(
+        raise usage.key_groups(
             f"a {type(key_group_range).__name__} is not a range of key groups",
             hint="write KeyGroupRange(start, end), or key_groups.range_for(...)",
         )
     if key_group_range.end >= max_parallelism:
-        raise UsageError(
+        raise usage.key_groups(
             "the range of key groups is larger than max_parallelism",
             detail=f"{key_group_range!r}, max_parallelism {max_parallelism}",
         )
@@ -67,7 +67,7 @@ def checked_budget(budget: Any) -> int:
     except TypeError:
         steps = -1
     if steps < 0:
-        raise UsageError("the budget is a number of steps, and not negative", hint="write advance(1000)")
+        raise usage.argument("the budget is a number of steps, and not negative", hint="write advance(1000)")
     return min(steps, 2**62)
 
 
@@ -375,7 +375,9 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     def set_event_time(self, time: int | None) -> None:
         self._check_open()
         if self._event_now is None:
-            raise UsageError("the backend has no time of rows", hint="call begin(now, watermarks) first")
+            raise usage.no_event_time(
+                "the backend has no time of rows", hint="call begin(now, watermarks) first"
+            )
         self._event_now = _event_time(time)
 
     def _by_watermark(self) -> int | None:
@@ -394,7 +396,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         if self._closed:
             raise _closed()
         if self._key is None:
-            raise UsageError("no current key is set", hint="call set_current_key(key) first")
+            raise usage.no_key("no current key is set", hint="call set_current_key(key) first")
         return self._key
 
     @property
@@ -429,14 +431,14 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     def _state_of(self, descriptor: Any) -> Any:
         self._check_open()
         if not isinstance(descriptor, StateDescriptor):
-            raise UsageError(
+            raise usage.descriptor(
                 f"a state is asked for with a descriptor, not with a {type(descriptor).__name__}",
                 hint='write for example ValueStateDescriptor("name", "bigint")',
             )
         state = self._states.get(descriptor.name)
         if state is None:
             if descriptor.name.startswith(RESERVED):
-                raise UsageError(f"names of states do not begin with {RESERVED!r}", hint="use another name")
+                raise usage.name(f"names of states do not begin with {RESERVED!r}", hint="use another name")
             self._check_time(descriptor)
             state = self._new_state(copy.copy(descriptor))
             self._states[descriptor.name] = state
@@ -455,7 +457,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         if config is None or config.ttl_time_characteristic is not event_time:
             return
         if isinstance(self._clock, clocks.SystemClock) and self._event_now is None:
-            raise UsageError(
+            raise usage.no_event_time(
                 "a time to live in event time needs a clock that the caller advances",
                 detail=f"state {descriptor.name!r}",
                 hint="give create_keyed_backend(clock=...) an object whose now() is the event time",
@@ -471,7 +473,9 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         state = self._states.get(name)
         if state is None:
             known = ", ".join(map(repr, sorted(self._states))) or "none"
-            raise UsageError(f"no state {name!r} is registered", hint=f"registered: {known}")
+            raise UsageError(
+                f"no state {name!r} is registered", code="USAGE.NO_STATE", hint=f"registered: {known}"
+            )
         return state
 
     # --- enumeration ---
@@ -491,7 +495,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     def keys_of(self, names: Iterable[str], namespace: Any = VOID) -> Iterator[Any]:
         self._check_open()
         if isinstance(names, str):
-            raise UsageError("keys_of takes several names", hint="write keys(name) for one state")
+            raise usage.argument("keys_of takes several names", hint="write keys(name) for one state")
         states = [self._registered(name) for name in names]
         encoded = ALL if namespace is ALL_NAMESPACES else encode_namespace(namespace)
         distinct: dict[Any, None] = {}
@@ -510,7 +514,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     ) -> None:
         state = self.get_state(descriptor)
         if not callable(function):
-            raise UsageError("apply_to_all_keys needs a function (key, state)")
+            raise usage.function("apply_to_all_keys needs a function (key, state)")
         pairs: Iterable[tuple[Any, Any]]
         if namespace is ALL_NAMESPACES:
             pairs = self.keys_and_namespaces(descriptor.name)
@@ -562,14 +566,14 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     def merge_namespaces(self, descriptor: StateDescriptor, target: Any, sources: Iterable[Any]) -> None:
         state = self.get_state(descriptor)
         if descriptor.kind not in _MERGING:
-            raise UsageError(
+            raise usage.state_kind(
                 f"a {descriptor.kind} state cannot be merged across namespaces",
                 detail=f"state {descriptor.name!r}",
                 hint="list, reducing and aggregating states can",
             )
         self._require_key()
         if isinstance(sources, (str, bytes)):
-            raise UsageError("the sources of a merge are several namespaces", hint="give a list")
+            raise usage.argument("the sources of a merge are several namespaces", hint="give a list")
         encoded_target = encode_namespace(target)
         encoded = [encode_namespace(source) for source in sources or ()]
         if encoded:

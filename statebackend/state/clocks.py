@@ -11,7 +11,7 @@ import operator
 import time
 from typing import Any, Protocol, runtime_checkable
 
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 
 _FIRST, _LAST = -(2**63), 2**63 - 1
 
@@ -39,7 +39,7 @@ def checked_clock(clock: Any) -> Clock:
     if clock is None:
         return SystemClock()
     if isinstance(clock, type) or not callable(getattr(clock, "now", None)):
-        raise UsageError(
+        raise usage.clock(
             f"a {type(clock).__name__} is not a clock",
             hint="give an object with a method now() that answers milliseconds as an int",
         )
@@ -66,12 +66,12 @@ def read(clock: Clock) -> int:
 def checked_now(now: Any) -> int:
     """A time that a caller gives, checked to be a whole number of milliseconds."""
     if type(now) is not int or not _FIRST <= now <= _LAST:
-        raise UsageError("the time is an int of milliseconds, of 64 bits", detail=f"a {type(now).__name__}")
+        raise usage.time("the time is an int of milliseconds, of 64 bits", detail=f"a {type(now).__name__}")
     return now
 
 
 def _not_a_time(clock: Clock, answer: str) -> UsageError:
-    return UsageError(
+    return usage.clock(
         f"the clock's now() answered {answer}",
         detail=f"class {type(clock).__qualname__}",
         hint="it answers milliseconds as an int, for example time.time_ns() // 1_000_000",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
 
-from statebackend.errors import SerializationError, StateMigrationError, UsageError
+from statebackend.errors import SerializationError, StateMigrationError, UsageError, usage
 from statebackend.state.aggregates import (
     AggregateFunction,
     NamedAggregate,
@@ -42,13 +42,13 @@ class StateDescriptor(Subscriptable):
     def __init__(self, name: str) -> None:
         given: Any = name
         if not isinstance(given, str) or not given:
-            raise UsageError(
+            raise usage.name(
                 "the name of a state is a non-empty str", detail=f"not this {type(given).__name__}"
             )
         try:
             name.encode("utf-8")
         except UnicodeEncodeError:
-            raise UsageError("the name of a state has a lone surrogate, which no file can hold") from None
+            raise usage.name("the name of a state has a lone surrogate, which no file can hold") from None
         self.name = name
         self._ttl_config = StateTtlConfig.DISABLED
 
@@ -60,7 +60,7 @@ class StateDescriptor(Subscriptable):
     def enable_time_to_live(self: D, ttl_config: StateTtlConfig) -> D:
         """Let the state expire; returns the descriptor. A config with ``UpdateType.Disabled`` turns expiry off."""
         if not isinstance(ttl_config, StateTtlConfig):
-            raise UsageError(
+            raise usage.ttl(
                 f"enable_time_to_live does not take a {type(ttl_config).__name__}",
                 detail=f"state {self.name!r}",
                 hint="write enable_time_to_live(StateTtlConfig(timedelta(hours=1)))",
@@ -352,14 +352,14 @@ class AggregatingStateDescriptor(StateDescriptor, Generic[IN, OUT]):
         declared = None if type is None else of(type)
         if isinstance(aggregate, str):
             if declared is None:
-                raise UsageError(
+                raise usage.aggregate(
                     "a named aggregate needs the type of the values",
                     detail=where,
                     hint='write for example AggregatingStateDescriptor(name, "avg", "bigint")',
                 )
             aggregate = _named(named_aggregate, aggregate, declared, name)
         if not isinstance(aggregate, AggregateFunction):
-            raise UsageError(
+            raise usage.aggregate(
                 f"an aggregate is not a {aggregate.__class__.__name__}",
                 detail=where,
                 hint="give an instance of a class derived from AggregateFunction, or a name such as 'avg'",
@@ -370,7 +370,7 @@ class AggregatingStateDescriptor(StateDescriptor, Generic[IN, OUT]):
         if isinstance(aggregate, NamedAggregate):
             given = None if accumulator_type is None else of(accumulator_type)
             if given not in (None, aggregate.accumulator_type) or declared not in (None, aggregate.type):
-                raise UsageError(
+                raise usage.aggregate(
                     f"the types do not fit the aggregate {aggregate.name!r}",
                     detail=where,
                     hint="leave accumulator_type out: a named aggregate knows it",
@@ -379,7 +379,7 @@ class AggregatingStateDescriptor(StateDescriptor, Generic[IN, OUT]):
             self.type, self.accumulator_type = aggregate.type, aggregate.accumulator_type
             return
         if accumulator_type is None:
-            raise UsageError(
+            raise usage.aggregate(
                 "an AggregateFunction needs the type of its accumulator",
                 detail=where,
                 hint="give accumulator_type=, for example 'struct<sum:bigint,n:bigint>', or PICKLE",
@@ -437,7 +437,7 @@ class FoldingStateDescriptor(StateDescriptor, Generic[IN, ACC]):
         super().__init__(name)
         self.type = of(type)
         if initial is None:
-            raise UsageError(
+            raise usage.argument(
                 "the initial accumulator is None", detail=f"state {name!r}", hint="give a value of the type"
             )
         self._initial: bytes = _serialized(self.type, initial, name, "initial")
@@ -480,7 +480,7 @@ def _named(make: Callable[[str, Type], Any], function: str, declared: Type, stat
 
 def _callable(function: Any, what: str, state: str, takes: str) -> Callable[[Any, Any], Any]:
     if not callable(function) or isinstance(function, type):
-        raise UsageError(
+        raise usage.function(
             f"{what} is not a function, but a {function.__class__.__name__}",
             detail=f"state {state!r}",
             hint=f"give a function {takes}",

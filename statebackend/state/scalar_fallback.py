@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from statebackend.errors import SerializationError, UsageError
+from statebackend.errors import SerializationError, usage
 from statebackend.keys import (
     KeyEncoder,
     canonical_batch,
@@ -59,7 +59,7 @@ def times_of_rows(state: KeyedState, times: Any) -> NDArray[np.int64] | None:
         return None
     config, backend = state.descriptor.ttl_config, state.backend
     if config is not None and not config.is_in_event_time:
-        raise UsageError(
+        raise usage.no_event_time(
             "a time to live in processing time goes by the clock, not by the times of rows",
             detail=f"state {state.descriptor.name!r}",
             hint="leave times= out, or declare TtlTimeCharacteristic.EventTime",
@@ -67,7 +67,7 @@ def times_of_rows(state: KeyedState, times: Any) -> NDArray[np.int64] | None:
     own, is_null = time_column(times)
     by: Any = backend._by_watermark()  # type: ignore[attr-defined]
     if config is not None and by is None:
-        raise UsageError(
+        raise usage.no_event_time(
             "the backend has no time of rows",
             detail=f"state {state.descriptor.name!r}",
             hint="call begin(now, watermarks) first",

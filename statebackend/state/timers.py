@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from statebackend.errors import UsageError
+from statebackend.errors import usage
 from statebackend.keys import NamespaceColumn, as_columnar, canonical_batch, key_encoder, namespace_column
 from statebackend.state.descriptors import MapStateDescriptor
 from statebackend.state.scalar_fallback import CallKeys
@@ -43,7 +43,9 @@ def checked_domain(domain: Any) -> str:
     """The domain itself; refuses anything else."""
     if domain in DOMAINS:
         return str(domain)
-    raise UsageError("the domain of a timer is 'event' or 'processing'", hint="timers.due(now, 'processing')")
+    raise usage.argument(
+        "the domain of a timer is 'event' or 'processing'", hint="timers.due(now, 'processing')"
+    )
 
 
 def checked_time(timestamp: Any) -> int:
@@ -53,7 +55,7 @@ def checked_time(timestamp: Any) -> int:
             raise TypeError
         checked = operator.index(timestamp)
     except TypeError:
-        raise UsageError(
+        raise usage.time(
             f"the time of a timer is not a {type(timestamp).__name__}",
             hint="write milliseconds as an int, for example ctx.now + 60_000",
         ) from None
@@ -95,18 +97,18 @@ def timestamp_column(timestamps: Any) -> NDArray[np.int64]:
     column = as_columnar(timestamps, "timestamps")
     if isinstance(column, pa.Array):
         if column.null_count:
-            raise UsageError("the time of a timer is null")
+            raise usage.time("the time of a timer is null")
         try:
             if pa.types.is_timestamp(column.type):
                 column = column.cast(pa.timestamp("ms", column.type.tz))
             elif not pa.types.is_integer(column.type):
-                raise UsageError(
+                raise usage.column(
                     f"the times of timers are not of type {column.type}",
                     hint="give milliseconds or timestamps",
                 )
             return np.ascontiguousarray(column.cast(pa.int64()).to_numpy(), dtype=np.int64)
         except pa.ArrowInvalid:
-            raise UsageError("the time of a timer is not a whole number of milliseconds of 64 bits") from None
+            raise usage.time("the time of a timer is not a whole number of milliseconds of 64 bits") from None
     return np.array([checked_time(each) for each in column], dtype=np.int64)
 
 

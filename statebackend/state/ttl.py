@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from statebackend.errors import UsageError
+from statebackend.errors import usage
 from statebackend.state.units import Duration, milliseconds
 
 MAX_TIMESTAMP = 2**63 - 1
@@ -316,11 +316,11 @@ class Builder:
 
 def _integer(option: str, value: Any, hint: str) -> int:
     if isinstance(value, (bool, np.bool_)):
-        raise UsageError(f"{option} is not a bool", detail=option, hint=hint)
+        raise usage.ttl(f"{option} is not a bool", detail=option, hint=hint)
     try:
         return operator.index(value)
     except TypeError:
-        raise UsageError(
+        raise usage.ttl(
             f"{option} does not take a {type(value).__name__}", detail=option, hint=hint
         ) from None
 
@@ -329,7 +329,7 @@ def _member(option: str, value: Any, of: type[E]) -> E:
     if isinstance(value, of):
         return value
     known = ", ".join(f"{of.__qualname__}.{member.name}" for member in of)
-    raise UsageError(
+    raise usage.ttl(
         f"{option} does not take a {type(value).__name__}", detail=option, hint=f"write one of {known}"
     )
 
@@ -344,23 +344,23 @@ def _characteristic(member: Any, time: Any) -> _TtlTimeCharacteristic:
         default = _TtlTimeCharacteristic.ProcessingTime if member is None else member
         return _member("ttl_time_characteristic", default, _TtlTimeCharacteristic)
     if time not in by_word:
-        raise UsageError("time names no time", detail=f"time={time!r}", hint="write 'processing' or 'event'")
+        raise usage.ttl("time names no time", detail=f"time={time!r}", hint="write 'processing' or 'event'")
     if member not in (None, by_word[time]):
-        raise UsageError(f"time={time!r} contradicts ttl_time_characteristic", hint="give one of them")
+        raise usage.ttl(f"time={time!r} contradicts ttl_time_characteristic", hint="give one of them")
     return by_word[time]
 
 
 def _flag(option: str, value: Any) -> bool:
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
-    raise UsageError(
+    raise usage.ttl(
         f"{option} does not take a {type(value).__name__}", detail=option, hint="write True or False"
     )
 
 
 def _parts(option: str, value: Any, lengths: tuple[int, ...], hint: str) -> tuple[Any, ...]:
     if not isinstance(value, (tuple, list)) or len(value) not in lengths:
-        raise UsageError(f"{option} does not take this", detail=f"a {type(value).__name__}", hint=hint)
+        raise usage.ttl(f"{option} does not take this", detail=f"a {type(value).__name__}", hint=hint)
     return tuple(value)
 
 
@@ -371,7 +371,7 @@ def _incremental(value: Any) -> IncrementalCleanup | None:
     size, every_record = _parts("cleanup_incrementally", value, (2,), hint)
     size = _integer("cleanup_size", size, hint)
     if not 0 < size < 2**31:
-        raise UsageError("cleanup_size must be positive, and less than 2**31", hint=hint)
+        raise usage.ttl("cleanup_size must be positive, and less than 2**31", hint=hint)
     return IncrementalCleanup(size, _flag("run_cleanup_for_every_record", every_record))
 
 
@@ -383,7 +383,7 @@ def _compact_filter(value: Any) -> RocksDBCleanup | None:
     parts = _parts("cleanup_in_rocksdb_compact_filter", value, (1, 2), hint)
     entries = _integer(option, parts[0], hint)
     if not 0 < entries <= MAX_TIMESTAMP:
-        raise UsageError(f"{option} must be positive", hint=hint)
+        raise usage.ttl(f"{option} must be positive", hint=hint)
     period = parts[1] if len(parts) == 2 else DEFAULT_ROCKSDB_CLEANUP.periodic_compaction_time
     return RocksDBCleanup(entries, milliseconds("periodic_compaction_time", period, least=0))
 
@@ -394,11 +394,11 @@ def _timestamp(option: str, value: Any) -> int | None:
     hint = "write milliseconds since 1970-01-01 UTC as an int, or a datetime with a time zone"
     if isinstance(value, datetime.datetime):
         if value.utcoffset() is None:
-            raise UsageError(f"{option} has no time zone", detail=option, hint=hint)
+            raise usage.ttl(f"{option} has no time zone", detail=option, hint=hint)
         return (value - _EPOCH) // _MILLISECOND
     number = _integer(option, value, hint)
     if not _MIN_TIMESTAMP <= number <= MAX_TIMESTAMP:
-        raise UsageError(f"{option} does not fit in 64 bits", detail=option, hint=hint)
+        raise usage.ttl(f"{option} does not fit in 64 bits", detail=option, hint=hint)
     return number
 
 

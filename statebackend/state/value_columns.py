@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statebackend.errors import SerializationError, SerializationTypeError, UsageError
+from statebackend.errors import SerializationError, SerializationTypeError, usage
 from statebackend.keys import as_columnar
 from statebackend.types import DOUBLE, ListType, MapType, RowType, TupleType, Type, record_reader
 from statebackend.types.serializers import serializer_for
@@ -189,7 +189,7 @@ def to_arrow(values: Sequence[Any], declared: Type | None) -> pa.Array:
         try:
             return pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise UsageError(
+            raise usage.column(
                 "Arrow finds no type for these results",
                 detail=type(error).__name__,
                 hint="set result_type on the AggregateFunction, for example result_type = 'bigint'",
@@ -275,7 +275,7 @@ def check_lengths(*columns: Any) -> None:
     """Raise unless all columns have the same number of rows."""
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
-        raise UsageError(
+        raise usage.column(
             "the columns of a batch have different lengths",
             detail=" and ".join(map(str, lengths)),
             hint="give one value for each key",

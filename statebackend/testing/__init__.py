@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from statebackend.errors import UsageError
+from statebackend.errors import usage
 from statebackend.state.clocks import Clock
 from statebackend.testing.harness import Harness, InjectedFault, ManualClock
 
@@ -31,7 +31,7 @@ def use_clock(batches: B, clock: Clock) -> B:
     """
     use = getattr(batches, "_use_clock", None)
     if not callable(use):
-        raise UsageError(
+        raise usage.argument(
             f"cannot set the clock of a {type(batches).__name__}; expected the result of sb.spark.stateful"
         )
     use(clock)

@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 from statebackend.functions import EventTime, Metrics, ProcessFunction, Rule
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.runtime import Batch, Job, Task
@@ -85,7 +85,7 @@ def _milliseconds(value: int) -> int:
             raise TypeError
         return operator.index(value)
     except TypeError:
-        raise UsageError(
+        raise usage.time(
             f"a {type(value).__name__} is not a number of milliseconds", hint="write an int"
         ) from None
 
@@ -197,7 +197,7 @@ class Harness:
         [(3,)]
         """
         if self._job.is_batch:
-            raise UsageError("a BatchProcessFunction takes batches", hint="call process_batch")
+            raise usage.function("a BatchProcessFunction takes batches", hint="call process_batch")
         return self.process_batch([row])
 
     def process_batch(self, rows: Any) -> list[Any]:
@@ -252,7 +252,7 @@ class Harness:
         60000
         """
         if self._job.event_time is None:
-            raise UsageError(
+            raise usage.no_event_time(
                 "a watermark needs rows that tell the time",
                 hint="name their column: Harness(..., event_time='at')",
             )
@@ -336,7 +336,7 @@ class Harness:
         ([1], [2])
         """
         if point not in ("function", "commit"):
-            raise UsageError(f"unknown point {point!r}; expected 'function' or 'commit'")
+            raise usage.argument(f"unknown point {point!r}; expected 'function' or 'commit'")
         self._fails_after = point
 
     def _replays(self) -> bool:
@@ -413,7 +413,7 @@ def _as_column(values: list[Any], name: str) -> pa.Array:
     try:
         return pa.array([None if is_not_a_time(value) else value for value in values])
     except (pa.ArrowException, OverflowError) as error:
-        raise UsageError(
+        raise usage.rows(
             "values of the rows are of several types, or of none that a batch can have",
             detail=f"column {name!r}",
             hint="give an Arrow table, which says the type of each column",
@@ -428,7 +428,7 @@ def _as_dict(row: Any, at: int) -> dict[str, Any]:
         return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
     names = getattr(row, "__fields__", None) or getattr(row, "_fields", None)
     if names is None:
-        raise UsageError(
+        raise usage.rows(
             f"row {at} of the batch is a {type(row).__name__}, which has no names",
             hint="give dicts, named tuples, dataclasses or Spark rows, or an Arrow table",
         )

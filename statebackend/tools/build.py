@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from statebackend.backends import create_backend
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 from statebackend.state import MapStateDescriptor, StateBackend, StateDescriptor
 from statebackend.tools.progress_line import Progress
 from statebackend.tools.tables import map_entries
@@ -89,7 +89,7 @@ class _Source:
     def __init__(self, schema: pa.Schema, given: Source) -> None:
         self.descriptor, columns = given if isinstance(given, tuple) else (given, None)
         if not isinstance(self.descriptor, StateDescriptor):
-            raise UsageError(f"a {type(self.descriptor).__name__} is not a descriptor of a state")
+            raise usage.descriptor(f"a {type(self.descriptor).__name__} is not a descriptor of a state")
         where = f"state {self.descriptor.name!r}"
         if columns is None:
             columns = self.descriptor.name
@@ -99,7 +99,7 @@ class _Source:
         if len(types) == 2 and is_map:
             self._filled: Callable[..., None] = _put_pairs
         elif len(types) != 1 or (is_map and not pa.types.is_map(types[0])):
-            raise UsageError(
+            raise usage.descriptor(
                 "a map state takes a column of maps, or two columns; every other state takes one",
                 detail=f"{where}, columns {', '.join(map(repr, self._names))}",
                 hint="write (descriptor, ('its map keys', 'its values'))",
@@ -114,7 +114,7 @@ class _Source:
         elif self.descriptor.kind == "value":
             self._filled = _update
         elif self.descriptor.kind == "folding":
-            raise UsageError("folding state cannot be made of columns", detail=where)
+            raise usage.state_kind("folding state cannot be made of columns", detail=where)
         else:
             self._filled = _add
 

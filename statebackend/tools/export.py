@@ -16,7 +16,7 @@ from statebackend.checkpoint.keyed.description import StateDescription, differen
 from statebackend.checkpoint.keyed.savepoint_rows import ShownNamespaces, are_whole, keyed_part
 from statebackend.checkpoint.keyed.state_restore import keyed_snapshots
 from statebackend.checkpoint.store.savepoint_folder import PartWriter, Savepoint
-from statebackend.errors import CorruptCheckpointError, SerializationError, StoreError, UsageError
+from statebackend.errors import CorruptCheckpointError, SerializationError, StoreError, UsageError, usage
 from statebackend.keys import KeyGroupRange
 from statebackend.operator_state.operator_snapshots import operator_part, operator_snapshots
 from statebackend.tools.progress_line import Progress
@@ -76,7 +76,9 @@ def write_savepoint(
     keyed, operators = _keyed_of(checkpoint), operator_snapshots(checkpoint)
     if not keyed and not operators:
         raise UsageError(
-            "the checkpoint holds no state", detail=f"checkpoint {checkpoint.id}, {checkpoint!r}"
+            "the checkpoint holds no state",
+            code="USAGE.NO_STATE",
+            detail=f"checkpoint {checkpoint.id}, {checkpoint!r}",
         )
     times = {"now": checkpoint.now, "watermark": checkpoint.watermark}
     parts = [each.part(times) for each in keyed]
@@ -101,7 +103,7 @@ class _Keyed:
         key_type = extra.get("key_type") or metadata.key_type
         max_parallelism = extra.get("max_parallelism") or metadata.max_parallelism
         if key_type is None or max_parallelism is None:
-            raise UsageError(
+            raise usage.no_key_type(
                 "the checkpoint does not say what type its keys have, or how many key groups there are",
                 detail=f"checkpoint {checkpoint.id}",
                 hint="open its store with open_for_writing(key_type=..., max_parallelism=...)",

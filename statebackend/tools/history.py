@@ -15,7 +15,7 @@ from typing import Any
 
 from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.store.sealed import MAX_INTEGER
-from statebackend.errors import CorruptCheckpointError, UsageError
+from statebackend.errors import CorruptCheckpointError, UsageError, usage
 from statebackend.runtime.batch_identity import BatchRecord
 from statebackend.runtime.start_checks import checked_first_batch
 from statebackend.tools.results import Reset, Rewound, TakenBack, Times
@@ -54,7 +54,7 @@ def rewind(
     """
     take_backs = [] if sink == "recorded" else _take_backs(sink)
     if to is not None and type(to) is not int:
-        raise UsageError("to is the id of a checkpoint, an int, or None for before the first")
+        raise usage.checkpoint_id("to is the id of a checkpoint, an int, or None for before the first")
     with writing(store, dry_run=dry_run) as opened:
         committed = opened.checkpoints()
         if to is not None and (dry_run or to not in committed):
@@ -137,7 +137,7 @@ def _take_backs(sink: Any) -> list[Callable[..., object]]:
     for each in sink.values() if isinstance(sink, Mapping) else [sink]:
         take_back = getattr(each, "take_back", None)
         if not callable(take_back):
-            raise UsageError(
+            raise usage.sink(
                 "the sink cannot take a batch back",
                 detail=f"a {type(each).__name__} has no method take_back(batch_id, incarnation)",
                 hint="leave sink= out, and remove by hand what the sink did for the batches that are named",
@@ -235,7 +235,7 @@ def set_time(
     run meanwhile. With ``dry_run`` nothing changes.
     """
     if now is None and watermark is None:
-        raise UsageError("now is a number of milliseconds since 1970, or a datetime; so is watermark")
+        raise usage.time("now is a number of milliseconds since 1970, or a datetime; so is watermark")
     clock, of_rows = _moment(now, "now"), _moment(watermark, "watermark")
     with writing(store, dry_run=dry_run) as opened:
         newest = opened.open_latest()
@@ -249,12 +249,12 @@ def set_time(
 def _moment(time: int | datetime.datetime | None, what: str) -> int | None:
     if isinstance(time, datetime.datetime):
         if time.tzinfo is None:
-            raise UsageError(
+            raise usage.time(
                 "a datetime without a time zone is no moment", hint=f"{what}.replace(tzinfo=...)"
             )
         time = (time - _EPOCH) // datetime.timedelta(milliseconds=1)
     if time is not None and (type(time) is not int or abs(time) > MAX_INTEGER):
-        raise UsageError(f"{what} is a number of milliseconds since 1970, or a datetime")
+        raise usage.time(f"{what} is a number of milliseconds since 1970, or a datetime")
     return time
 
 

@@ -15,7 +15,7 @@ from statebackend.checkpoint.format import DataFileReader, key_group_slices, rea
 from statebackend.checkpoint.keyed.compaction import applied
 from statebackend.checkpoint.keyed.savepoint_rows import keyed_parts, with_encoded_namespaces
 from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, SavepointState
-from statebackend.errors import StoreError, UsageError
+from statebackend.errors import StoreError, usage
 from statebackend.keys import KeyGroupRange
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR, operator_parts, type_roles
 from statebackend.runtime.start_checks import ambiguous, names_of, no_state
@@ -43,7 +43,7 @@ class SnapshotFiles:
         with ExitStack() as opened:
             for file in snapshot.files:
                 if file.kind not in OWN_FORMAT:
-                    raise UsageError(
+                    raise usage.native_files(
                         f"the checkpoint has files of kind {file.kind!r}, which only the backend that wrote them reads",
                         detail=file.name,
                         hint="restore it into the backend that wrote it, and take a savepoint",
@@ -121,7 +121,7 @@ def open_saved(uri: Any, checkpoint_id: int | None) -> Checkpoint | Savepoint:
     """The same, or the savepoint at the address, which has no ids; a store may be given, too."""
     if isinstance(uri, Savepoint):
         if checkpoint_id is not None:
-            raise UsageError(
+            raise usage.checkpoint_id(
                 "a savepoint has no ids", detail=uri.uri, hint="leave id out, or give the uri of a store"
             )
         return uri
@@ -231,7 +231,7 @@ def _keyed_table(
     tables = []
     for snapshot, state in found:
         if state["kind"] not in KEYED_KINDS:
-            raise UsageError(
+            raise usage.state_kind(
                 f"a state of kind {state['kind']!r} cannot be read as a table",
                 detail=f"state {name!r}, checkpoint {checkpoint.id}",
             )

@@ -35,7 +35,7 @@ from statebackend.checkpoint.format import (
 from statebackend.checkpoint.keyed.description import different_states
 from statebackend.checkpoint.keyed.row_source import RANK
 from statebackend.checkpoint.keyed.savepoint_rows import grouping
-from statebackend.errors import UsageError
+from statebackend.errors import usage
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.runtime.batch_identity import BatchRecord
@@ -83,11 +83,11 @@ def drop_state(
             _copy_without(checkpoint, name, target)
         return _dropped(name, checkpoint)
     if id is not None:
-        raise UsageError(
+        raise usage.checkpoint_id(
             "id= needs target=", hint="without target=, the state is dropped from the newest checkpoint"
         )
     if isinstance(store, CheckpointReader) and not isinstance(store, CheckpointStore):
-        raise UsageError(
+        raise usage.not_a_store(
             "cannot drop a state from a store that is open for reading only",
             detail=store.uri,
             hint="give its path, or an sb.CheckpointStore",
@@ -132,7 +132,7 @@ def rescale(store: Source, target: Target, *, max_parallelism: int, id: int | No
     the copy raises `CorruptCheckpointError`.
     """
     if type(max_parallelism) is not int or not 1 <= max_parallelism <= MAX_PARALLELISM:
-        raise UsageError(f"max_parallelism is an int from 1 to {MAX_PARALLELISM}")
+        raise usage.key_groups(f"max_parallelism is an int from 1 to {MAX_PARALLELISM}")
     checkpoint = open_checkpoint(store, id)
     keyed = [each for each in checkpoint.snapshots if each.extra.get("part") != OPERATOR]
     operators = [each for each in checkpoint.snapshots if each.extra.get("part") == OPERATOR]
@@ -178,7 +178,7 @@ def _regrouping(checkpoint: Checkpoint, snapshot: StateSnapshot, max_parallelism
     """The function from keys to their key groups."""
     config = snapshot.extra.get("key_type") or checkpoint.metadata.key_type
     if config is None:
-        raise UsageError(
+        raise usage.no_key_type(
             "the checkpoint does not say what type its keys have",
             detail=f"checkpoint {checkpoint.id}",
             hint="open its store with open_for_writing(key_type=...)",
@@ -297,7 +297,7 @@ class _Copy:
 def _check_kind(file: StoredFile) -> None:
     """Raise unless the states in a file can be changed."""
     if file.kind not in OWN_FORMAT:
-        raise UsageError(
+        raise usage.native_files(
             f"files of kind {file.kind!r} cannot be changed",
             detail=file.name,
             hint="restore the checkpoint into the backend that wrote it, and take a savepoint",

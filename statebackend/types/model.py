@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias
 
 import pyarrow as pa
 
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 from statebackend.types.layout import LAYOUTS, Layout, decimal_layout
 from statebackend.types.row_classes import is_frozen_record, record_field_names
 from statebackend.types.serializer_interface import Serializer
@@ -178,9 +178,9 @@ class DecimalType(Type[decimal.Decimal]):
 
     def __init__(self, precision: int, scale: int) -> None:
         if type(precision) is not int or type(scale) is not int:
-            raise UsageError("the precision and scale of a DECIMAL are integers")
+            raise usage.type("the precision and scale of a DECIMAL are integers")
         if not 1 <= precision <= MAX_DECIMAL_PRECISION or not 0 <= scale <= precision:
-            raise UsageError(
+            raise usage.type(
                 "the precision or scale of a DECIMAL is out of range",
                 detail=f"DECIMAL({precision}, {scale})",
                 hint=f"precision is 1 to {MAX_DECIMAL_PRECISION}, scale 0 to precision",
@@ -238,11 +238,13 @@ class MapType(Type[dict[K, V]], Generic[K, V]):
         if not key.is_key_type:
             raise UsageError(
                 f"{key.name} cannot be the key type of a MAP",
+                code="USAGE.KEY_TYPE",
                 hint="map keys are numbers, strings, bytes, dates, timestamps, and tuples and rows of these",
             )
         if not _is_hashable(key):
             raise UsageError(
                 "the record class of a MAP key is not hashable",
+                code="USAGE.KEY_TYPE",
                 hint="make it a frozen dataclass or a NamedTuple, so that it can be a key of a dict",
             )
         self._set(name="MAP", key=key, value=value, _identity=("MAP", key, value))
@@ -283,7 +285,7 @@ class TupleType(Type):
 
     def __init__(self, types: tuple[Type, ...]) -> None:
         if not types:
-            raise UsageError("a TUPLE needs at least one field type", hint="for example TUPLE(LONG, STRING)")
+            raise usage.type("a TUPLE needs at least one field type", hint="for example TUPLE(LONG, STRING)")
         self._set(name="TUPLE", types=types, _identity=("TUPLE", types), fixed_width=_composite_width(types))
         self._set(layout=LAYOUTS["TUPLE"], is_key_type=all(field.is_key_type for field in types))
         self._set(parts=types, is_immutable=all(field.is_immutable for field in types))
@@ -314,13 +316,13 @@ class RowType(Type):
         self, names: tuple[str, ...], types: tuple[Type, ...], record_class: type | None = None
     ) -> None:
         if not names:
-            raise UsageError("a ROW needs at least one field", hint="for example ROW(sum=LONG, n=LONG)")
+            raise usage.type("a ROW needs at least one field", hint="for example ROW(sum=LONG, n=LONG)")
         if len(set(names)) != len(names):
-            raise UsageError("a ROW has two fields of the same name", detail=f"fields {', '.join(names)}")
+            raise usage.type("a ROW has two fields of the same name", detail=f"fields {', '.join(names)}")
         try:
             "".join(names).encode("utf-8")
         except UnicodeEncodeError:
-            raise UsageError("the name of a field has a lone surrogate, which no file can hold") from None
+            raise usage.type("the name of a field has a lone surrogate, which no file can hold") from None
         self._set(name="ROW", names=names, types=types, parts=types, record_class=record_class)
         self._set(_identity=("ROW", names, types, record_class), fixed_width=_composite_width(types))
         self._set(layout=LAYOUTS["ROW"], is_key_type=all(field.is_key_type for field in types))
@@ -339,7 +341,7 @@ class RowType(Type):
         ROW(x=LONG).returning(Point)
         """
         if record_class is not None and record_field_names(record_class) != self.names:
-            raise UsageError(
+            raise usage.type(
                 "the record class does not have the fields of the ROW",
                 detail=f"class {record_class.__qualname__}, fields {', '.join(self.names)}",
                 hint="give a dataclass or NamedTuple with these field names in this order",
@@ -380,7 +382,7 @@ class CustomType(Type):
         try:
             json.dumps(serializer.config(), sort_keys=True, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise UsageError(
+            raise usage.json(
                 "config() of a serializer is not JSON-able, and every checkpoint holds it",
                 detail=f"class {type(serializer).__qualname__}",
                 hint="give str, int, finite float, bool, None, and lists and dicts of these; int(x) of a numpy number",

@@ -12,7 +12,7 @@ from typing import Any, overload
 
 import pyarrow as pa
 
-from statebackend.errors import SerializationError, UsageError
+from statebackend.errors import SerializationError, UsageError, usage
 from statebackend.types import model
 from statebackend.types.model import (
     CustomType,
@@ -71,7 +71,7 @@ def _of(spec: Any, inside: tuple[Any, ...]) -> Type:
     if isinstance(spec, pa.DataType):
         return _of_arrow(spec)
     if len(inside) > MAX_DEPTH:
-        raise UsageError("a type is nested too deeply", detail=f"at most {MAX_DEPTH} levels")
+        raise usage.type("a type is nested too deeply", detail=f"at most {MAX_DEPTH} levels")
     module = getattr(spec if isinstance(spec, type) else type(spec), "__module__", "")
     if module.startswith("pyspark.sql"):
         return _of_spark(spec)

@@ -88,9 +88,9 @@ def instances_disagree(on: Handles) -> None:
 
 
 CAUSES: list[tuple[str, Callable[[Handles], object]]] = [
-    ("USAGE", lambda on: on.make_keyed().get_value_state(sb.ValueStateDescriptor("x", int)).value()),
-    ("USAGE", lambda on: on.keyed.keys("no such state")),
-    ("USAGE", lambda on: on.total.add_many([1, 2], [1])),
+    ("USAGE.NO_KEY", lambda on: on.make_keyed().get_value_state(sb.ValueStateDescriptor("x", int)).value()),
+    ("USAGE.NO_STATE", lambda on: on.keyed.keys("no such state")),
+    ("USAGE.COLUMN", lambda on: on.total.add_many([1, 2], [1])),
     ("USAGE.AGGREGATE", lambda on: sb.AggregatingStateDescriptor("x", "avg", str)),
     ("USAGE.REDUCTION", lambda on: sb.ReducingStateDescriptor("x", "median", int)),
     ("USAGE.TYPE", lambda on: sb.types.of(list)),

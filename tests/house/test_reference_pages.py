@@ -228,7 +228,11 @@ def error_classes() -> list[type[StateBackendError]]:
 
 def listed_codes() -> list[str]:
     page = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
-    return [line[0].strip("`") for header, *lines in tables(page) if header[0] == "code" for line in lines]
+    cells = [line[0] for header, *lines in tables(page) if header[0] == "code" for line in lines]
+    codes = [cell.split("`")[1] for cell in cells]
+    anchored = [f'<a id="{code.lower().replace(".", "-")}"></a>`{code}`' for code in codes]
+    assert cells == anchored, "each code has its anchor"
+    return codes
 
 
 @reads_sources

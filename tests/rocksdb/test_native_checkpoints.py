@@ -500,7 +500,7 @@ def test_a_base_that_cannot_be_made_leaves_nothing(
 
 def test_the_option_is_checked_and_shown(tmp_path: Path) -> None:
     assert repr(create_backend("rocksdb", checkpoints="native")) == "RocksDbBackend(checkpoints='native')"
-    with pytest.raises(UsageError, match='checkpoints is "rows" or "native"'):
+    with pytest.raises(UsageError, match='expected "rows" or "native"'):
         create_backend("rocksdb", checkpoints="files")
 
 

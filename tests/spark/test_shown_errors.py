@@ -45,7 +45,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
         [
             "UsageError: the event-time column is neither a timestamp nor",
             "column 'word' is string",
-            "[USAGE]",
+            "[USAGE.COLUMN]",
         ],
     ),
     "null key": (

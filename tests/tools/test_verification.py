@@ -330,7 +330,7 @@ def test_a_checkpoint_that_is_dropped_at_any_moment_is_left_out(tmp_path: Path) 
 
 
 def test_while_a_writer_commits_and_retires(root: Path, rng: random.Random) -> None:
-    store = CheckpointStore(root).open_for_writing(key_type=int, max_parallelism=128)
+    store = CheckpointStore(root, retain=2).open_for_writing(key_type=int, max_parallelism=128)
     keyed = sb.create_backend("heap").create_keyed_backend(int)
     story = Story(keyed, rng, int)
 

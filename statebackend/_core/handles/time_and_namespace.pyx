@@ -121,7 +121,7 @@ cdef class TimeAndNamespace:
 
     cdef int no_key(self) except -1:
         """Raise what a call without a current key gets."""
-        raise UsageError("no current key is set", hint="call set_current_key(key) first")
+        raise UsageError("no current key is set", code="USAGE.NO_KEY", hint="call set_current_key(key) first")
 
     def _require_key(self):
         """The current key in canonical form; raises if there is none."""

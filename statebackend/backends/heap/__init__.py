@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from statebackend.errors import BackendUnavailableError, UsageError
+from statebackend.errors import BackendUnavailableError, usage
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.state import Size, StateBackend, number_of_bytes
 
@@ -38,9 +38,9 @@ class HeapBackend(StateBackend):
         self, *, max_bytes: Size = 0, check_mutations: bool = False, threads: int | None = None
     ) -> None:
         if type(check_mutations) is not bool:
-            raise UsageError("check_mutations is True or False")
+            raise usage.option(f"unknown check_mutations={check_mutations!r}; expected True or False")
         if threads is not None and (type(threads) is not int or threads < 1):
-            raise UsageError("threads is a number of threads, at least 1")
+            raise usage.option(f"unknown threads={threads!r}; expected a number from 1, or None")
         self.max_bytes = number_of_bytes("max_bytes", max_bytes)
         self.check_mutations = check_mutations
         self.threads = threads

@@ -8,8 +8,8 @@ RocksDB's log beyond its head, and no statistics are dumped.
 >>> predefined("FLASH").name
 Traceback (most recent call last):
     ...
-statebackend.errors.UsageError: there are no predefined options of this name ('FLASH'). Hint: use one of DEFAULT, \
-SPINNING_DISK_OPTIMIZED, SPINNING_DISK_OPTIMIZED_HIGH_MEM, FLASH_SSD_OPTIMIZED [USAGE]
+statebackend.errors.UsageError: unknown predefined='FLASH'. Hint: use one of DEFAULT, \
+SPINNING_DISK_OPTIMIZED, SPINNING_DISK_OPTIMIZED_HIGH_MEM, FLASH_SSD_OPTIMIZED [USAGE.OPTION]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from statebackend.errors import UsageError
+from statebackend.errors import usage
 
 SMALLEST_LIMIT = 4 << 20
 #: What bases in checkpoints are made of.
@@ -41,21 +41,20 @@ class Settings:
             given: object = self.local_dir
             folder = os.fspath(given) if isinstance(given, os.PathLike) else given
             if not isinstance(folder, str) or not folder or "\0" in folder:
-                raise UsageError(
-                    "local_dir is the path of a folder, or None for the folder of temporary files"
-                )
+                raise usage.option(f"unknown local_dir={given!r}; expected the path of a folder, or None")
             object.__setattr__(self, "local_dir", folder)
         if not SMALLEST_LIMIT <= self.memory_limit < LARGEST_LIMIT:
-            raise UsageError(
-                "memory_limit is at least 4 MB, and less than 4 EB",
+            raise usage.option(
+                f"memory_limit={self.memory_limit} is out of range; expected 4 MB to less than 4 EB",
                 hint="all rocksdb backends of the process with one limit share it",
             )
         if type(self.partitioned_index_filters) is not bool:
-            raise UsageError("partitioned_index_filters is True or False")
+            raise usage.option(
+                f"unknown partitioned_index_filters={self.partitioned_index_filters!r}; expected True or False"
+            )
         if self.checkpoints not in list(CHECKPOINTS):
-            raise UsageError(
-                'checkpoints is "rows" or "native"',
-                detail=repr(self.checkpoints),
+            raise usage.option(
+                f'unknown checkpoints={self.checkpoints!r}; expected "rows" or "native"',
                 hint='with "native", bases are files of RocksDB, of which each is uploaded once',
             )
         column_family_settings(predefined(self.predefined), compression=self.compression)  # raises
@@ -129,11 +128,7 @@ PREDEFINED = {
 
 def predefined(name: str) -> Predefined:
     if name not in list(PREDEFINED):  # which need not be hashable to be refused
-        raise UsageError(
-            "there are no predefined options of this name",
-            detail=repr(name),
-            hint=f"use one of {', '.join(PREDEFINED)}",
-        )
+        raise usage.option(f"unknown predefined={name!r}", hint=f"use one of {', '.join(PREDEFINED)}")
     return PREDEFINED[name]
 
 
@@ -148,10 +143,8 @@ def column_family_settings(
     settings = dict(chosen.column_family)
     if compression is not None:
         if compression not in list(COMPRESSIONS):
-            raise UsageError(
-                "there is no compression of this name",
-                detail=repr(compression),
-                hint=f"use one of {', '.join(COMPRESSIONS)}",
+            raise usage.option(
+                f"unknown compression={compression!r}", hint=f"use one of {', '.join(COMPRESSIONS)}"
             )
         settings["compression"] = COMPRESSIONS[compression]
     if periodic_compaction_seconds is not None:

@@ -19,7 +19,7 @@ from statebackend.checkpoint.files.target_folder import (
     TargetFolder as TargetFolder,
     open_target_folder as open_target_folder,
 )
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 
 #: The schemes of the object stores that a store can lie in.
 _OBJECT_STORES = ("s3", "gs", "abfss")
@@ -34,16 +34,18 @@ def open_files(
     """
     text: Any = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
     if not isinstance(text, str) or not text:
-        raise UsageError("a store is given by its path or uri, a str")
+        raise usage.address("a store is given by its path or uri, a str")
     name = scheme_of(text)
     if name in _OBJECT_STORES and text.lower().startswith(f"{name}://"):
         return ObjectFiles(text, single_writer=single_writer, options=options)
     if options:
-        raise UsageError("only an object store takes options", hint="leave options= out for a path")
+        raise usage.option("only an object store takes options", hint="leave options= out for a path")
     if (path := local_path(text)) is not None:
         return PosixFiles(path, single_writer=single_writer)
     if name == "file":
-        raise UsageError("a file:// address is file:///path", detail="it names a host, or no absolute path")
+        raise usage.address(
+            "a file:// address is file:///path", detail="it names a host, or no absolute path"
+        )
     raise UsageError(
         f"a store cannot lie at a {name}: address",
         code="USAGE.ADDRESS",

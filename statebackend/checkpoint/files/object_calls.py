@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from statebackend.checkpoint.files.addresses import parse_object_address, without_secrets
 from statebackend.checkpoint.files.store_files import BytesLike
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 
 T = TypeVar("T")
 
@@ -187,7 +187,7 @@ class ObjectCalls:
                 bucket, config=service, client_options=client or None, retry_config=retry or None
             )
         except (OSError, ValueError, TypeError, obstore.exceptions.BaseError) as error:
-            raise UsageError(
+            raise usage.address(
                 f"the address of the store cannot be used: {_reason(error, options)}",
                 hint="the options in the address, or in options=, are those of obstore",
             ) from None
@@ -213,7 +213,7 @@ def _obstore() -> Any:
         importlib.import_module("obstore.exceptions")
         return importlib.import_module("obstore")
     except ImportError:
-        raise UsageError(
+        raise usage.package(
             "a store in an object store needs the package obstore", hint="pip install obstore"
         ) from None
 
@@ -226,6 +226,7 @@ def _refuse_forked() -> None:
     elif _used_in != os.getpid():
         raise UsageError(
             "an object store cannot be used in a process that was forked from one that has used it",
+            code="USAGE.FORKED",
             hint="start processes with multiprocessing's 'spawn' or 'forkserver'",
         )
 

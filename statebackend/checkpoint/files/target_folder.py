@@ -21,7 +21,7 @@ from statebackend.checkpoint.files.object_store import ObjectFiles, ObjectSink
 from statebackend.checkpoint.files.posix import NO_LINKS, PosixFiles, PosixSink
 from statebackend.checkpoint.files.posix_calls import PosixCalls
 from statebackend.checkpoint.files.store_files import BytesLike, StoreFiles
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 
 #: The errors of `link` for two files that cannot be one, and of a system without links.
 _NOT_HERE = {errno.EXDEV, *NO_LINKS}
@@ -229,12 +229,12 @@ def open_target_folder(uri: str | os.PathLike[str], options: Mapping[str, str] |
     """The place at a path, ``file://``, ``s3://``, ``gs://`` or ``abfss://`` address. Asks nothing yet."""
     text: object = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
     if not isinstance(text, str) or not text:
-        raise UsageError("a place is given by its path or uri, a str")
+        raise usage.address("a place is given by its path or uri, a str")
     scheme = scheme_of(text)
     if scheme in ("s3", "gs", "abfss") and "://" in text:
         return ObjectTargetFolder(text, options=options)
     if options:
-        raise UsageError("only an object store takes options", hint="leave options= out for a path")
+        raise usage.option("only an object store takes options", hint="leave options= out for a path")
     if (path := local_path(text)) is not None:
         return PosixTargetFolder(path)
     raise UsageError(

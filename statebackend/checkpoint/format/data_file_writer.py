@@ -28,7 +28,7 @@ from statebackend.checkpoint.format.index import (
 )
 from statebackend.checkpoint.store.pending import WritingThreads
 from statebackend.checkpoint.store.sealed import JsonObject, crc32c
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 from statebackend.keys import MAX_PARALLELISM
 
 BATCH_ROWS = 65_536
@@ -69,7 +69,7 @@ def write_data_file(
     a large batch while the caller writes the batch before and makes the next. It is idle when this returns or raises.
     """
     if compression not in ("zstd", "lz4", None):
-        raise UsageError('compression is "zstd", "lz4" or None')
+        raise usage.option(f'unknown compression={compression!r}; expected "zstd", "lz4" or None')
     schema, columns = _shared_schema(sections)
     states, first_run = [], 0
     with _Writer(sink, schema, compression, threads) as writer:

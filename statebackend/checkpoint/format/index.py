@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from statebackend.checkpoint.store.sealed import JsonObject, Malformed, crc32c, instance, integer, members_of
-from statebackend.errors import CorruptCheckpointError, UsageError
+from statebackend.errors import CorruptCheckpointError, usage
 from statebackend.keys import MAX_PARALLELISM
 
 #: The columns that a state may have, in file order.
@@ -182,7 +182,7 @@ class Index(NamedTuple):
         try:
             text = json.dumps(described, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
         except (TypeError, ValueError, RecursionError) as error:
-            raise UsageError(f"what a data file describes must be JSON-able: {error}") from error
+            raise usage.json(f"what a data file describes must be JSON-able: {error}") from error
         index = text + stored
         trailer = Trailer(len(index), len(text), crc32c(index), len(footer), crc32c(footer))
         return index + trailer.encode()

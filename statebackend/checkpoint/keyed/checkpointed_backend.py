@@ -35,7 +35,7 @@ from statebackend.checkpoint.store.pending import Snapshot, WritingThreads
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.checkpoint.store.store import CheckpointStore, target_for
-from statebackend.errors import MemoryLimitError, UsageError
+from statebackend.errors import MemoryLimitError, usage
 from statebackend.keys import KeyGroupRange
 from statebackend.state import (
     DOMAINS,
@@ -324,7 +324,7 @@ def _stored_time(now: int) -> int:
     """The time itself, if manifests can hold it."""
     if -MAX_INTEGER <= now <= MAX_INTEGER:
         return now
-    raise UsageError(
+    raise usage.time(
         "the clock is further from 1970 than checkpoints can tell",
         detail=f"now() answered {now}",
         hint="it answers milliseconds, for example time.time_ns() // 1_000_000",

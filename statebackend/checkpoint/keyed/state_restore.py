@@ -35,7 +35,7 @@ from statebackend.checkpoint.keyed.row_source import (
 )
 from statebackend.checkpoint.store.checkpoint_reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.manifest import StateSnapshot, StoredFile
-from statebackend.errors import CorruptCheckpointError, StateMigrationError, UsageError
+from statebackend.errors import CorruptCheckpointError, StateMigrationError, usage
 from statebackend.keys import KeyEncoder, KeyGroupRange, canonical_list
 from statebackend.state import StateDescriptor, TimerRow
 from statebackend.types import ListType, Type, from_config
@@ -156,7 +156,7 @@ def read_checkpoint(
     ``open_native`` reads the files of a database.
     """
     if not isinstance(checkpoint, Checkpoint):
-        raise UsageError(
+        raise usage.restore(
             f"a {type(checkpoint).__name__} is nothing to restore from",
             hint="give restore=store.open(id), or store.open_snapshots(snapshots)",
         )
@@ -221,7 +221,7 @@ def _read_files(
         if file.kind == NATIVE:
             continue
         if file.kind not in ("base", "delta"):
-            raise UsageError(
+            raise usage.native_files(
                 f"the checkpoint was written by another backend: it has files of kind {file.kind!r}",
                 detail=file.name,
                 hint="restore it into that backend, and change backends by a savepoint",

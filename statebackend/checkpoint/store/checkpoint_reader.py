@@ -40,7 +40,7 @@ from statebackend.checkpoint.store.manifest import (
 from statebackend.checkpoint.store.metadata import Metadata
 from statebackend.checkpoint.store.pins import Pin
 from statebackend.checkpoint.store.sealed import crc32c
-from statebackend.errors import CorruptCheckpointError, UsageError
+from statebackend.errors import CorruptCheckpointError, UsageError, usage
 from statebackend.state import Duration
 
 _CHUNK = 4 << 20
@@ -320,7 +320,7 @@ class CheckpointReader:
     def open(self, checkpoint_id: int) -> Checkpoint:
         """Open the checkpoint of an id, to read it or to restore from it. Reads its manifest and the metadata."""
         if type(checkpoint_id) is not int:
-            raise UsageError("a checkpoint is opened by its id, an int")
+            raise usage.checkpoint_id("a checkpoint is opened by its id, an int")
         metadata = read_metadata(self._files)
         log = self._log(metadata)
         committed = {key.checkpoint_id: key for key in log.state.kept}
@@ -367,7 +367,7 @@ class CheckpointReader:
         """
         given = snapshots_of(snapshots)
         if not given:
-            raise UsageError("there are no snapshots to open")
+            raise usage.snapshot("there are no snapshots to open")
         metadata = required_metadata(self._files)
         epoch = max(each.epoch for each in given)
         manifest = Manifest(given[0].checkpoint_id, epoch, metadata.store, given)

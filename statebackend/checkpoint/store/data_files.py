@@ -21,7 +21,7 @@ from statebackend.checkpoint.files.store_files import BytesLike, storing
 from statebackend.checkpoint.store.encryption import EncryptedBlocks, Encryption
 from statebackend.checkpoint.store.manifest import FILE_KINDS, StoredFile
 from statebackend.checkpoint.store.sealed import crc32c
-from statebackend.errors import CommitConflictError, CorruptCheckpointError, StoreError, UsageError
+from statebackend.errors import CommitConflictError, CorruptCheckpointError, StoreError, usage
 from statebackend.keys import KeyGroupRange
 
 _log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class DataFile(io.RawIOBase):
 
     def _open_sink(self) -> FileSink:
         if self._sink is None:
-            raise UsageError("the file has been given up, or is finished", detail=self.name)
+            raise usage.snapshot("the file has been given up, or is finished", detail=self.name)
         return self._sink
 
     def _append(self, data: memoryview | bytearray) -> None:
@@ -253,7 +253,7 @@ class DataWriter:
         ``kind``, ``key_groups`` and ``label`` are those of `StoredFile`; the rest only goes into the name.
         """
         if kind not in FILE_KINDS:
-            raise UsageError(f"a data file is one of {', '.join(FILE_KINDS)}")
+            raise usage.snapshot(f"a data file is one of {', '.join(FILE_KINDS)}")
         whose = "x" if self.checkpoint_id is None else self.checkpoint_id
         base_name = f"{whose}-{subtask}-{kind}-{secrets.token_hex(8)}{suffix[:_SUFFIX_LENGTH]}"
         name = f"{data_folder(self.epoch)}/{base_name}"
@@ -314,7 +314,7 @@ class DataWriter:
     def discard(self, file: StoredFile) -> None:
         """Remove a file of this epoch, whichever process has made it, that no manifest names or can name."""
         if file.epoch != self.epoch:
-            raise UsageError("the file is of another epoch", detail=file.name)
+            raise usage.snapshot("the file is of another epoch", detail=file.name)
         with storing(f"removing {file.name}"):
             self._files.remove(file.name)
         with self._lock:
@@ -396,7 +396,7 @@ class DataWriter:
 
     def _check_not_aborted(self) -> None:
         if self.is_aborted:
-            raise UsageError("the snapshot has been aborted", detail=f"checkpoint {self.checkpoint_id}")
+            raise usage.snapshot("the snapshot has been aborted", detail=f"checkpoint {self.checkpoint_id}")
 
     def _given_up(self, file: DataFile) -> None:
         with self._lock:

@@ -24,7 +24,7 @@ from statebackend.checkpoint.store.log import (
 from statebackend.checkpoint.store.manifest import Manifest
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
 from statebackend.checkpoint.store.sealed import seal
-from statebackend.errors import ClosedError, CommitConflictError, StoreError, UsageError
+from statebackend.errors import ClosedError, CommitConflictError, StoreError, UsageError, usage
 
 #: A writer that loses this many races in a row has another problem.
 _ATTEMPTS = 100
@@ -74,6 +74,7 @@ class LogWriter:
         if self._process != os.getpid():
             raise UsageError(
                 "the store was opened for writing by another process",
+                code="USAGE.FORKED",
                 detail=self._files.uri,
                 hint="a forked process opens it itself, or writes with data_writer()",
             )
@@ -148,7 +149,7 @@ class LogWriter:
         self._publish(METADATA, seal(self.metadata.to_json()), "completing the store")
 
     def _is_there(self) -> UsageError:
-        return UsageError(
+        return usage.target_exists(
             "the target is a store already",
             detail=self._files.uri,
             hint="give the path of a new or an empty folder",

@@ -59,7 +59,7 @@ class StoredFile(CheckedRecord):
     3
     >>> StoredFile("/etc/passwd", "delta", size=10, checksum=0)
     Traceback (most recent call last):
-    statebackend.errors.UsageError: not a StoredFile: the name of a file does not lie in data/<epoch>/ [USAGE]
+    statebackend.errors.UsageError: not a StoredFile: the name of a file does not lie in data/<epoch>/ [USAGE.JSON]
     """
 
     name: str

@@ -32,7 +32,7 @@ from statebackend.checkpoint.store.sealed import (
     seal,
     unseal,
 )
-from statebackend.errors import CorruptCheckpointError, StateBackendError, UsageError
+from statebackend.errors import CorruptCheckpointError, StateBackendError, UsageError, usage
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -248,7 +248,7 @@ class Savepoint:
             return [f"{_PARTS}/{name}" for name in self._files.names(_PARTS)]
 
     def _is_there(self) -> UsageError:
-        return UsageError(
+        return usage.target_exists(
             "there is a savepoint already", detail=self.uri, hint="give each savepoint a folder of its own"
         )
 
@@ -448,7 +448,7 @@ class _Sink(io.RawIOBase):
             try:
                 self._sink: FileSink | None = files.create(name)
             except FileExistsError as error:
-                raise UsageError(
+                raise usage.target_exists(
                     "the folder has a file of a savepoint that was not finished",
                     detail=f"{name}, {files.uri}",
                     hint="remove the folder, or give another one",

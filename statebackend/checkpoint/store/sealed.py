@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection
 from typing import TypeAlias, TypeVar
 
 from statebackend.checkpoint.files.store_files import BytesLike
-from statebackend.errors import BackendUnavailableError, CorruptCheckpointError, UsageError
+from statebackend.errors import BackendUnavailableError, CorruptCheckpointError, UsageError, usage
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 
 _compiled: Callable[[BytesLike, int], int] | None = None
@@ -67,12 +67,12 @@ _SEAL_LENGTH = len(b',"checksum":"crc32c:00000000"}\n')
 def seal(content: JsonObject) -> bytes:
     """The bytes of a file that holds ``content``, a JSON-able, non-empty object without a member ``checksum``."""
     if not content or "checksum" in content:
-        raise UsageError("only a JSON object with members, none of them 'checksum', can be sealed")
+        raise usage.json("only a JSON object with members, none of them 'checksum', can be sealed")
     try:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         # The message of json names only types, and circular references or NaN.
-        raise UsageError(f"what a checkpoint describes must be JSON-able: {error}") from error
+        raise usage.json(f"what a checkpoint describes must be JSON-able: {error}") from error
     body = text.encode("ascii")[:-1]
     return body + b',"checksum":"crc32c:%08x"}\n' % crc32c(body)
 
@@ -181,7 +181,7 @@ class CheckedRecord:
         try:
             self._check()
         except Malformed as error:
-            raise UsageError(f"not a {type(self).__name__}: {error}") from None
+            raise usage.json(f"not a {type(self).__name__}: {error}") from None
 
     def _check(self) -> None:
         raise NotImplementedError
@@ -192,7 +192,7 @@ class CheckedRecord:
         try:
             return cls._read(data)  # type: ignore[attr-defined,no-any-return]
         except Malformed as error:
-            raise UsageError(f"not the JSON form of a {cls.__name__}: {error}") from None
+            raise usage.json(f"not the JSON form of a {cls.__name__}: {error}") from None
 
     #: Reads a member as it was given, whatever it is declared to be.
     _raw_member = object.__getattribute__

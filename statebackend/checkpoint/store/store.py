@@ -27,7 +27,7 @@ from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, Stor
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
 from statebackend.checkpoint.store.retention import AUTO, Retain, Retention, sizes_of
 from statebackend.checkpoint.store.sealed import Malformed, integer
-from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError
+from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError, usage
 from statebackend.state import Duration, milliseconds
 
 _log = logging.getLogger(__name__)
@@ -73,9 +73,9 @@ class CheckpointStore(CheckpointReader):
         if isinstance(retain, (str, datetime.timedelta)) and retain != AUTO:
             retain = datetime.timedelta(milliseconds=milliseconds("retain", retain, least=0))
         elif retain != AUTO and (type(retain) is not int or retain < 1):
-            raise UsageError('expected a number of checkpoints from 1, a duration or "auto" for retain')
+            raise usage.option(f'unknown retain={retain!r}; expected a number from 1, a duration or "auto"')
         if compression not in ("zstd", "lz4", None):
-            raise UsageError('compression is "zstd", "lz4" or None')
+            raise usage.option(f'unknown compression={compression!r}; expected "zstd", "lz4" or None')
         super().__init__(
             uri, single_writer=single_writer, options=options, encryption=encryption, _files=_files
         )
@@ -321,7 +321,7 @@ class CheckpointStore(CheckpointReader):
             try:
                 integer(checkpoint_id, "the checkpoint id")
             except Malformed as error:
-                raise UsageError(
+                raise usage.snapshot(
                     f"no snapshot can be taken: {error}", hint="write int(...) of a numpy number"
                 ) from None
         epoch = self._writer.epoch
@@ -399,7 +399,7 @@ class CheckpointStore(CheckpointReader):
         if checkpoint_id in self._kept_ids():
             raise conflict(f"checkpoint {checkpoint_id} is already committed", self.uri)
         if checkpoint_id < newest.checkpoint_id:
-            raise UsageError(
+            raise usage.checkpoint_id(
                 f"checkpoint {checkpoint_id} cannot follow checkpoint {newest.checkpoint_id}",
                 hint="checkpoints are committed in the order of their ids",
             )
@@ -609,7 +609,7 @@ class CheckpointStore(CheckpointReader):
     def _check_quiet(self) -> None:
         _ = self._writer.epoch
         if any(writer.checkpoint_id is not None for writer in self._in_flight):
-            raise UsageError("snapshots are in flight", hint="commit or abort them first")
+            raise usage.snapshot("snapshots are in flight", hint="commit or abort them first")
         for writer in list(self._in_flight):
             writer.abort()  # no manifest would name files that are merged in the background
         self._lent = {}
@@ -662,12 +662,12 @@ def target_for(store: CheckpointStore | DataWriter, checkpoint_id: int) -> DataW
     if isinstance(store, CheckpointStore):
         return store.begin_snapshot(checkpoint_id)
     if not isinstance(store, DataWriter):
-        raise UsageError(
+        raise usage.not_a_store(
             f"a {type(store).__name__} is not a store of checkpoints",
             hint='write sb.CheckpointStore("/path").open_for_writing(...)',
         )
     if store.checkpoint_id != checkpoint_id:
-        raise UsageError(
+        raise usage.snapshot(
             f"the writer was made for checkpoint {store.checkpoint_id}, not for {checkpoint_id}",
             hint=f"write store.data_writer({checkpoint_id}) where the store is open",
         )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from statebackend.checkpoint import StoredFile
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 from statebackend.runtime import CommittedBatch
 from statebackend.runtime.batch_progress import Figures
 
@@ -52,10 +52,10 @@ class SinkContext:
 def check(sink: object) -> None:
     """Raise unless the object can be called as a sink: now, and not when a batch is committed."""
     if not callable(sink):
-        raise UsageError("sink is a function (DataFrame, batch id)")
+        raise usage.sink("sink is a function (DataFrame, batch id)")
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(kind(each) for kind in kinds for each in (sink, getattr(sink, "__call__", None))):  # noqa: B004
-        raise UsageError(
+        raise usage.sink(
             "a sink that is async, or that yields, would write nothing: nothing runs what it returns",
             hint="write it with def and without yield; run coroutines in it with asyncio.run",
         )
@@ -67,7 +67,7 @@ def check(sink: object) -> None:
     try:
         signature.bind(None, 0, **named)
     except TypeError:
-        raise UsageError("a sink is called with (df, batch_id), and this one cannot be") from None
+        raise usage.sink("a sink is called with (df, batch_id), and this one cannot be") from None
 
 
 def call(sink: Callable[..., object], frame: DataFrame, batch_id: int, context: SinkContext) -> None:
@@ -180,7 +180,7 @@ def check_partition_by(
                 hint="partition by an integer, a text, a boolean or a date; the page of the sinks names the types",
             )
     if names and (len(set(names)) < len(names) or set(schema.names) == set(names)):
-        raise UsageError(
+        raise usage.option(
             "partition_by names a column twice, or all columns of the output",
             detail=f"{what}, output {output!r}, partition_by {', '.join(names)}",
             hint="name each column once, and leave at least one for the files",

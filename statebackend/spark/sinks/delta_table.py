@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statebackend.checkpoint.files import PosixCalls, PosixFiles, local_path, scheme_of, without_secrets
-from statebackend.errors import StateBackendError, StoreError, UsageError
+from statebackend.errors import StateBackendError, StoreError, UsageError, usage
 from statebackend.runtime.batch_progress import Figures
 from statebackend.runtime.output import read_batches
 from statebackend.spark.sinks.committed_sink import CommittedSink, Delivery, check_partition_by
@@ -60,7 +60,7 @@ class DeltaSink(CommittedSink):
     ) -> None:
         uri: object = os.fspath(table)
         if not isinstance(uri, str) or not uri:
-            raise UsageError("a Delta table is given by its path or address, a str")
+            raise usage.address("a Delta table is given by its path or address, a str")
         self._uri = os.path.abspath(uri) if scheme_of(uri) is None else uri
         #: None in an object store, which acknowledges what is durable.
         self._path = local_path(uri)
@@ -101,6 +101,7 @@ class DeltaSink(CommittedSink):
         if self._partition_by and parts != self._partition_by:
             raise UsageError(
                 "the Delta table is partitioned by other columns",
+                code="USAGE.OTHER_SCHEMA",
                 detail=f"{self.description}; the table by {', '.join(parts) or 'none'}",
                 hint="leave partition_by= out for a table that is there",
             )
@@ -160,6 +161,7 @@ class DeltaSink(CommittedSink):
             if foreign:
                 raise UsageError(
                     "the Delta table has been written to since the batch that is to be taken back",
+                    code="USAGE.TAKEN_BACK",
                     detail=f"{self.description}; the batch is version {first}; since then "
                     f"{foreign[-1]} to {foreign[0]}",
                     hint="remove its rows with DELETE, then rewind without sink=",
@@ -324,4 +326,6 @@ def _deltalake() -> Any:
         importlib.import_module("deltalake.exceptions")
         return importlib.import_module("deltalake")
     except ImportError:
-        raise UsageError("the Delta sink needs the package deltalake", hint="pip install deltalake") from None
+        raise usage.package(
+            "the Delta sink needs the package deltalake", hint="pip install deltalake"
+        ) from None
