@@ -73,7 +73,7 @@ SECRET = "wJalrXUtnFEMI"
 def test_secrets_never_show(address: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     store = sb.CheckpointStore(address, single_writer=True)
-    start = sb.spark.StartFrom(address)
+    start = sb.spark.StartFrom(address.replace("/state", "/old"))
     count = sb.map_with_state(lambda row, n: (None, (n or 0) + 1), int)
     job = sb.spark.stateful(count, key="user", schema=None, state=store, start=start)
     shown = [
