@@ -63,7 +63,7 @@ class OperatorListState(ListState[T]):
         self._elements = _Elements(elements, is_viewed=True)
         self._restored = self.keep()
         #: Counts the changes.
-        self.changes = 0
+        self._changes = 0
 
     # --- for the backend ---
 
@@ -97,7 +97,7 @@ class OperatorListState(ListState[T]):
                 if elements.copied_from is not None and length < len(elements.copied_from):
                     elements.copied_from = None
         self._elements = elements
-        self.changes += 1
+        self._changes += 1
 
     # --- for users ---
 
@@ -105,7 +105,7 @@ class OperatorListState(ListState[T]):
         if self._elements.is_viewed:
             viewed, self._elements = self._elements, _Elements(self._elements)
             self._elements.copied_from = viewed
-        self.changes += 1
+        self._changes += 1
         return self._elements
 
     def _serialize(self, value: Any) -> bytes:
@@ -131,7 +131,7 @@ class OperatorListState(ListState[T]):
 
     def __iter__(self) -> Iterator[T]:
         self._backend.check_open()
-        return _steps(self._backend, self, self.changes, map(self._bytes.value, self._elements))
+        return _steps(self._backend, self, self._changes, map(self._bytes.value, self._elements))
 
     def add(self, value: T) -> None:
         self._backend.check_open()
@@ -148,13 +148,13 @@ class OperatorListState(ListState[T]):
         self._backend.check_open()
         data = self._serialize_all(values)
         self._elements = _Elements(data)
-        self.changes += 1
+        self._changes += 1
 
     def clear(self) -> None:
         self._backend.check_open()
         if self._elements:
             self._elements = _Elements(())
-            self.changes += 1
+            self._changes += 1
 
     def exists(self) -> bool:
         self._backend.check_open()
@@ -179,7 +179,7 @@ class _Entries:
         #: True if something else keeps the dict too, so it must be copied before the next change.
         self.is_kept = True
         #: Counts the keys added or removed.
-        self.changes = 0
+        self._changes = 0
 
     def where(self) -> str:
         return f"broadcast state {self.descriptor.name!r}"
@@ -216,19 +216,19 @@ class _Entries:
         by_key = self.changing()
         before = len(by_key)
         by_key.update(data)
-        self.changes += len(by_key) != before
+        self._changes += len(by_key) != before
 
     def remove(self, key: Any) -> bool:
         if key not in self.by_key:
             return False
         del self.changing()[key]
-        self.changes += 1
+        self._changes += 1
         return True
 
     def each(self, show: Callable[[Any, bytes | None], Any]) -> Iterator[Any]:
         self.backend.check_open()
         shown = (show(key, self.by_key[key]) for key in list(self.by_key))
-        return _steps(self.backend, self, self.changes, shown)
+        return _steps(self.backend, self, self._changes, shown)
 
 
 def _steps(
@@ -237,7 +237,7 @@ def _steps(
     """Yield ``steps``, but raise once what they are made of has changed."""
     while True:
         backend.check_open()
-        if held.changes != changes:
+        if held._changes != changes:
             raise RuntimeError("the state was changed while it was iterated")
         for step in steps:
             yield step
@@ -365,7 +365,7 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
         self._entries.backend.check_open()
         if self._entries.by_key:
             self._entries.by_key, self._entries.is_kept = {}, False
-            self._entries.changes += 1
+            self._entries._changes += 1
 
     def __setitem__(self, key: K, value: V | None) -> None:
         self.put(key, value)
@@ -395,4 +395,4 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
         """Return to the entries that `keep` returned; for None, to those at the beginning."""
         self._entries.by_key = self._restored if by_key is None else by_key
         self._entries.is_kept = True
-        self._entries.changes += 1
+        self._entries._changes += 1
