@@ -94,6 +94,15 @@ def folder_of_copies(parent: str, run: str, number: int) -> str:
     return path
 
 
+def _passed_on(name: str) -> Callable[..., Any]:
+    """A method that calls that of the inner files."""
+
+    def method(files: FilesWithCopies, *arguments: Any, **options: Any) -> Any:
+        return getattr(files._inner, name)(*arguments, **options)
+
+    return method
+
+
 class FilesWithCopies(StoreFiles):
     """The files of ``inner``, with copies of bases in ``folder``, which one process at a time uses.
 
@@ -168,50 +177,21 @@ class FilesWithCopies(StoreFiles):
 
     # --- all else ---
 
-    def read(self, name: str) -> bytes:
-        return self._inner.read(name)
-
-    def size(self, name: str) -> int | None:
-        return self._inner.size(name)
-
-    def modified(self, name: str) -> float:
-        return self._inner.modified(name)
-
-    def names(self, folder: str) -> list[str]:
-        return self._inner.names(folder)
-
-    def address(self, name: str) -> str:
-        return self._inner.address(name)
-
-    def below(self, folder: str) -> StoreFiles:
-        return self._inner.below(folder)
-
-    def room(self) -> int | None:
-        return self._inner.room()
-
-    def make_folder(self, folder: str, *, durably: bool = True) -> None:
-        self._inner.make_folder(folder, durably=durably)
-
-    def sync_folder(self, folder: str) -> None:
-        self._inner.sync_folder(folder)
-
-    def take_epoch(self, *, refuse_live: bool) -> int:
-        return self._inner.take_epoch(refuse_live=refuse_live)
-
-    def holds(self, epoch: int, next_sequence: int) -> bool:
-        return self._inner.holds(epoch, next_sequence)
-
-    def publish(self, name: str, content: bytes, epoch: int) -> None:
-        self._inner.publish(name, content, epoch)
-
-    def retire(self, names: Iterable[str], epoch: int) -> None:
-        self._inner.retire(names, epoch)
-
-    def remove_leftovers(self, is_kept: Callable[[str], bool], epoch: int) -> int:
-        return self._inner.remove_leftovers(is_kept, epoch)
-
-    def release(self, epoch: int) -> None:
-        self._inner.release(epoch)
+    read = _passed_on("read")
+    size = _passed_on("size")
+    modified = _passed_on("modified")
+    names = _passed_on("names")
+    address = _passed_on("address")
+    below = _passed_on("below")
+    room = _passed_on("room")
+    make_folder = _passed_on("make_folder")
+    sync_folder = _passed_on("sync_folder")
+    take_epoch = _passed_on("take_epoch")
+    holds = _passed_on("holds")
+    publish = _passed_on("publish")
+    retire = _passed_on("retire")
+    remove_leftovers = _passed_on("remove_leftovers")
+    release = _passed_on("release")
 
 
 class _Copying(FileSink):
