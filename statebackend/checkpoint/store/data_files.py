@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pyarrow as pa
 
@@ -209,16 +210,10 @@ class DataWriter:
         self._made: dict[str, bool] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
-        arguments: tuple[object, ...] = (
-            self._files,
-            self.epoch,
-            self.checkpoint_id,
-            None,
-            self.builds_on,
-            self.compression,
-            self._encryption,
-        )
-        return DataWriter, arguments
+        return DataWriter, self._arguments(self._files, self.checkpoint_id, self.builds_on)
+
+    def _arguments(self, files: StoreFiles, checkpoint_id: int | None, builds_on: frozenset[str]) -> Any:
+        return (files, self.epoch, checkpoint_id, None, builds_on, self.compression, self._encryption)
 
     def beside(self) -> DataWriter:
         """Another writer of this epoch, for files of the next manifest, whichever that is. They are paced."""
@@ -235,9 +230,7 @@ class DataWriter:
     def _like(
         self, files: StoreFiles, checkpoint_id: int | None = None, builds_on: frozenset[str] = frozenset()
     ) -> DataWriter:
-        return DataWriter(
-            files, self.epoch, checkpoint_id, None, builds_on, self.compression, self._encryption
-        )
+        return DataWriter(*self._arguments(files, checkpoint_id, builds_on))
 
     def create(
         self,
