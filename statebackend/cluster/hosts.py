@@ -127,9 +127,7 @@ class RegisteredHost:
 
     @property
     def stands_for(self) -> float:
-        """The seconds for which the function has run there and none of its calls has returned; 0.0 if it does not
-        run.
-        """
+        """The seconds for which the function has run and none of its calls has returned; 0.0 if it does not run."""
         return 0.0 if self._pulse is None else self._pulse.stands_for
 
     def lose(self) -> None:
