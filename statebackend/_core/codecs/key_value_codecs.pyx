@@ -7,6 +7,9 @@ from libc.string cimport memcpy
 
 from statebackend._core.codecs.type_codec cimport DAMAGED, ROOM, Room, TypeCodec, close_room, open_room
 from statebackend._core.memory.arena cimport Blob, blob_data
+from statebackend._core.memory.interpreter cimport (
+    PyBytes_CheckExact, PyErr_Clear, PyLong_CheckExact, PyUnicode_AsUTF8AndSize, PyUnicode_CheckExact,
+    PyUnicode_DecodeUTF8)
 from statebackend._core.tables.cow_map cimport VALUE_BLOB, VALUE_FIXED, VALUE_OBJECT, CoreKey
 from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.memory.platform cimport likely, unlikely
@@ -18,14 +21,6 @@ from statebackend._core.tables.values cimport (
 
 from statebackend._core.tables.state_table import FIXED_CODES
 from statebackend.errors import MemoryLimitError, SerializationError, SerializationTypeError, UsageError
-
-cdef extern from "Python.h":
-    bint PyLong_CheckExact(object o)
-    bint PyBytes_CheckExact(object o)
-    bint PyUnicode_CheckExact(object o)
-    const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) noexcept
-    void PyErr_Clear()
-    object PyUnicode_DecodeUTF8(const char *data, Py_ssize_t size, const char *errors)
 
 cdef int64_t EXACT = <int64_t>1 << 53    # a double holds every integer up to here
 

@@ -16,6 +16,7 @@ from libc.string cimport memcpy
 
 from statebackend._core.codecs.decimals cimport decimal_from_int, int128
 from statebackend._core.codecs.type_codec cimport DAMAGED, TypeCodec
+from statebackend._core.memory.interpreter cimport PyUnicode_DecodeUTF8, Py_DECREF, Py_INCREF
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.values cimport (
     TYPE_BOOL, TYPE_BYTES, TYPE_DECIMAL, TYPE_DOUBLE, TYPE_FLOAT, TYPE_LONG, TYPE_LONG_DECIMAL, TYPE_RECORD,
@@ -26,9 +27,6 @@ from statebackend.errors import UsageError
 cdef extern from "Python.h":
     object PyLong_FromLongLong(long long number)
     object PyFloat_FromDouble(double number)
-    object PyUnicode_DecodeUTF8(const char *data, Py_ssize_t size, const char *errors)
-    void Py_INCREF(PyObject *o)
-    void Py_DECREF(PyObject *o)
 
 cdef extern from *:
     """

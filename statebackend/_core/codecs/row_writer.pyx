@@ -15,20 +15,15 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
 from statebackend._core.codecs.type_codec cimport TypeCodec, close_room, open_room, take_room
+from statebackend._core.memory.interpreter cimport (
+    PyDict_CheckExact, PyDict_GetItemWithError, PyErr_Clear, PyFloat_CheckExact, PyLong_CheckExact,
+    PyTuple_CheckExact, PyUnicode_AsUTF8AndSize, PyUnicode_CheckExact)
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.values cimport (
     TYPE_DOUBLE, TYPE_LONG, TYPE_LONG_DECIMAL, TYPE_STRING, long_as_int64)
 
 cdef extern from "Python.h":
-    bint PyLong_CheckExact(object o)
-    bint PyFloat_CheckExact(object o)
-    bint PyUnicode_CheckExact(object o)
-    bint PyTuple_CheckExact(object o)
-    bint PyDict_CheckExact(object o)
     Py_ssize_t PyDict_Size(object o) except -1
-    const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) noexcept
-    void PyErr_Clear()
-    PyObject *PyDict_GetItemWithError(object dict, object key) except? NULL
 
 cdef enum:
     FIRST_ROWS = 256

@@ -18,6 +18,10 @@ from libc.string cimport memcpy, memset
 
 from statebackend._core.codecs cimport decimals
 from statebackend._core.codecs.decimals cimport decimal_from_int, decimal_to_int, int128
+from statebackend._core.memory.interpreter cimport (
+    PyBytes_CheckExact, PyDict_CheckExact, PyDict_GetItemWithError, PyErr_Clear, PyFloat_CheckExact,
+    PyList_CheckExact, PyLong_CheckExact, PyTuple_Check, PyTuple_CheckExact, PyUnicode_AsUTF8AndSize,
+    PyUnicode_CheckExact, PyUnicode_DecodeUTF8, Py_DECREF, Py_False, Py_INCREF, Py_True)
 from statebackend._core.memory.platform cimport hash_bytes, likely, unlikely
 from statebackend._core.tables.values cimport (
     TYPE_BOOL, TYPE_BYTE, TYPE_BYTES, TYPE_DATE, TYPE_DECIMAL, TYPE_DOUBLE, TYPE_FLOAT, TYPE_LIST, TYPE_LONG_DECIMAL,
@@ -31,26 +35,10 @@ from statebackend.errors import SerializationError, UsageError
 from statebackend.types.layout import LAYOUTS
 
 cdef extern from "Python.h":
-    bint PyLong_CheckExact(object o)
-    bint PyFloat_CheckExact(object o)
-    bint PyBytes_CheckExact(object o)
-    bint PyUnicode_CheckExact(object o)
-    bint PyTuple_Check(object o)
-    bint PyList_CheckExact(object o)
-    bint PyTuple_CheckExact(object o)
-    bint PyDict_CheckExact(object o)
-    const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) noexcept
-    object PyUnicode_DecodeUTF8(const char *data, Py_ssize_t size, const char *errors)
-    void PyErr_Clear()
-    PyObject *PyDict_GetItemWithError(object dict, object key) except? NULL
     int PyDict_SetItem(object dict, object key, object value) except -1
     void PyTuple_SET_ITEM(PyObject *o, Py_ssize_t i, PyObject *value)
     PyObject **PySequence_Fast_ITEMS(object o) noexcept
     int PyObject_GenericSetAttr(object o, object name, object value) except -1
-    void Py_INCREF(PyObject *o)
-    void Py_DECREF(PyObject *o)
-    PyObject *Py_True
-    PyObject *Py_False
 
 cdef extern from *:
     """

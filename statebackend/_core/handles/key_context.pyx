@@ -16,6 +16,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 from statebackend._core.codecs.key_value_codecs cimport KEY_NUMBER, KEY_STRING
+from statebackend._core.memory.interpreter cimport PyLong_CheckExact, PyUnicode_CheckExact
 from statebackend._core.tables.values cimport long_as_int64
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, hash_canonical_int
@@ -29,10 +30,6 @@ from statebackend._core.memory.platform cimport hash_bytes, hash_int, prefetch, 
 from statebackend._core.tables.state_core cimport PyThread_get_thread_ident, come_out, go_in
 
 from statebackend.errors import ClosedError
-
-cdef extern from "Python.h":
-    bint PyLong_CheckExact(object o)
-    bint PyUnicode_CheckExact(object o)
 
 cdef enum:
     MOST_PASSED = 256                    # keys of a run that were current, and are still held

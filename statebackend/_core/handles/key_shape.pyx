@@ -12,22 +12,17 @@ from statebackend._core.codecs.key_value_codecs cimport KEY_BYTES, KEY_STRING, K
 from statebackend._core.codecs.row_maker cimport RowMaker
 from statebackend._core.codecs.type_codec cimport TypeCodec
 from statebackend._core.handles.look_ahead cimport COMING_BYTES
+from statebackend._core.memory.interpreter cimport (
+    PyBytes_CheckExact, PyErr_Clear, PyLong_CheckExact, PyTuple_Check, PyUnicode_AsUTF8AndSize,
+    PyUnicode_CheckExact, Py_False, Py_True)
 from statebackend._core.tables.values cimport (
     TYPE_BOOL, TYPE_BYTES, TYPE_RECORD, TYPE_STRING, goes_as_tuple, is_integer, long_as_int64)
 
 cdef extern from "Python.h":
-    bint PyLong_CheckExact(object o)
-    bint PyUnicode_CheckExact(object o)
-    bint PyBytes_CheckExact(object o)
-    bint PyTuple_Check(object o)
     Py_ssize_t PyTuple_GET_SIZE(object o)
     PyObject *PyTuple_GET_ITEM(PyObject *o, Py_ssize_t i)
-    const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) noexcept
     const char *PyBytes_AS_STRING(object o)
     Py_ssize_t PyBytes_GET_SIZE(object o)
-    void PyErr_Clear()
-    PyObject *Py_True
-    PyObject *Py_False
 
 
 cdef void shape_of(KeyCodec codec, KeyShape *shape):

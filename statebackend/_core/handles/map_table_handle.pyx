@@ -15,6 +15,7 @@ from libc.string cimport memset
 
 from statebackend._core.memory.arena cimport address
 from statebackend._core.codecs.key_value_codecs cimport FORM_OBJECT, KEY_NUMBER, MAX_STORED, KeyCodec
+from statebackend._core.memory.interpreter cimport PyLong_CheckExact
 from statebackend._core.tables.cow_map cimport (
     Anchor, CoreKey, CowMap, Entry, Table, Thread, before_operation, entry_at, find, find_stored, hash_key, hash_of,
     hash_stored, key_object, namespace_of, payload_of, thread_of, value_of)
@@ -35,9 +36,6 @@ from statebackend._core.tables.values cimport TYPE_BOOL, load_number, long_as_in
 from statebackend._core.tables.entry_update cimport restamp, write_value
 
 from statebackend.errors import ClosedError, MemoryLimitError
-
-cdef extern from "Python.h":
-    bint PyLong_CheckExact(object o)
 
 
 cdef object ABSENT = object()            # in place of a value

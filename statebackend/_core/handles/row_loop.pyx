@@ -13,13 +13,13 @@ from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.handles.key_shape cimport MOST_PARTS, SHAPE_NONE, SHAPE_TUPLE, bytes_in_row
 from statebackend._core.handles.look_ahead cimport BUCKETS_AHEAD, COMING_BYTES
 from statebackend._core.pulse cimport call_returned
+from statebackend._core.memory.interpreter cimport PyList_CheckExact
 from statebackend._core.tables.state_core cimport end_objects_of_row
 
 from statebackend.errors import UsageError
 
 cdef extern from "Python.h":
     object PyObject_Vectorcall(object callable, PyObject **arguments, size_t n, PyObject *names)
-    bint PyList_CheckExact(object o)
     const size_t VECTORCALL_OFFSET "PY_VECTORCALL_ARGUMENTS_OFFSET"
 
 

@@ -36,6 +36,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memmove, memset
 
 from statebackend._core.memory.arena cimport Blob, Budget, address, blob_data, blob_drop, raw_alloc, raw_free
+from statebackend._core.memory.interpreter cimport PyLong_CheckExact
 from statebackend._core.tables.cow_map cimport (
     Anchor, CoreKey, CowMap, Entry, Table, Walk, before_operation, begin_walk, drop_anchor, entry_at, find_int,
     find_stored, hash_int_key, hash_stored, insert, namespace_of, next_entry, value_of, wait_for_others)
@@ -51,9 +52,6 @@ from statebackend._core.tables.map_table cimport MapTable, insert_threaded
 from statebackend._core.memory.platform cimport likely, prefetch, unlikely
 from statebackend._core.tables.state_core cimport NOT_UNDONE
 from statebackend._core.tables.state_table cimport StateTable
-
-cdef extern from "Python.h":
-    bint PyLong_CheckExact(object o)
 
 cdef enum:
     SPARE_PAGES = 2                      # kept when the queue shrinks

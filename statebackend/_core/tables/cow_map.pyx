@@ -8,9 +8,6 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport qsort
 from libc.string cimport memcpy, memmove, memset
 
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() nogil
-
 cdef extern from "unistd.h":
     int usleep(unsigned int microseconds) noexcept nogil
 
@@ -18,6 +15,7 @@ from statebackend._core.memory.arena cimport (
     EXTENT_UNITS_SHIFT, LIVE_DIRECTORIES, LIVE_ENTRIES, LIVE_SNAPSHOTS, MAX_ORDER, MIN_ORDER, UNIT_SHIFT, Blob,
     address, ask_for_block, blob_data, blob_drop, blob_new, blob_set, blob_takes, block_alloc, block_free, block_ref,
     count, raw_alloc, raw_free, run_alloc, run_free, unit_at)
+from statebackend._core.memory.interpreter cimport PyThread_get_thread_ident
 from statebackend._core.memory.journal cimport (
     Log, LogChunk, chunk_data, log_append, log_drop_last_chunk, log_empty, log_last_trailer, log_pop, log_reserve,
     log_take)

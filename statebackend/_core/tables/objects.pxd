@@ -13,10 +13,10 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.memory.arena cimport LIVE_OBJECTS, Probe, count
+from statebackend._core.memory.interpreter cimport Py_INCREF
 from statebackend._core.memory.platform cimport likely
 
 cdef extern from "Python.h":
-    void Py_INCREF(PyObject *object)
     bint PyGILState_Check() noexcept nogil
 
 cdef extern from "assert.h":

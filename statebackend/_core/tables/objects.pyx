@@ -5,9 +5,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
 from statebackend._core.memory.arena cimport LIVE_OBJECTS, count
-
-cdef extern from "Python.h":
-    void Py_DECREF(PyObject *object)
+from statebackend._core.memory.interpreter cimport Py_DECREF
 
 cdef enum:
     LEAST_ROOM = 64

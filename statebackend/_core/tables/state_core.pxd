@@ -3,14 +3,12 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.memory.arena cimport Arena
+from statebackend._core.memory.interpreter cimport PyThread_get_thread_ident
 from statebackend._core.tables.cow_map cimport Core, Journal, Snapshot
 from statebackend._core.memory.journal cimport Log
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.namespaces cimport NamespaceTable
 from statebackend._core.tables.objects cimport end_dead
-
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() nogil
 
 cdef class CoreMark
 

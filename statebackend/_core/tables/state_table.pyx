@@ -10,6 +10,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_
 from libc.string cimport memset
 
 from statebackend._core.memory.arena cimport Blob, raw_alloc, raw_free
+from statebackend._core.memory.interpreter cimport PyBytes_CheckExact, PyLong_CheckExact
 from statebackend._core.tables.cow_map cimport (
     MINIMUM_CAPACITY, PAGE_BUCKETS, RECORD_COPIED, VALUE_ANCHOR, VALUE_BLOB, VALUE_FIXED, VALUE_LIST, VALUE_OBJECT,
     Core, CowMap, Entry, ExpiringHead, Journal, ListHead, Table, Thread, Walk, before_operation, begin_walk, entry_at,
@@ -28,10 +29,6 @@ from statebackend._core.tables.entry_update cimport write_value
 
 from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
 from statebackend.types.layout import LAYOUTS
-
-cdef extern from "Python.h":
-    bint PyLong_CheckExact(object o)
-    bint PyBytes_CheckExact(object o)
 
 #: The code and width of numbers, by the names of their types: "long", "short", "double" and so on.
 FIXED_CODES = {name.lower(): (row.code, row.width) for name, row in LAYOUTS.items() if row.is_number}

@@ -10,16 +10,13 @@ from libc.math cimport INFINITY
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint64_t
 
 from statebackend._core.memory.arena cimport Blob, BlobHeap, blob_data, blob_drop, blob_new
+from statebackend._core.memory.interpreter cimport PyFloat_CheckExact, PyLong_CheckExact, Py_False, Py_True
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.cow_map cimport VALUE_BLOB, VALUE_OBJECT, Core
 from statebackend._core.tables.objects cimport drop_object
 
 cdef extern from "Python.h":
-    bint PyLong_CheckExact(object o)
-    bint PyFloat_CheckExact(object o)
     double PyFloat_AS_DOUBLE(object o) noexcept
-    PyObject *Py_True
-    PyObject *Py_False
 
 cdef extern from *:
     """

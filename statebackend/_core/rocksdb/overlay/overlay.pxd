@@ -17,12 +17,10 @@ left: the next write joins them. The journal holds every change once, at `place`
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from statebackend._core.memory.interpreter cimport PyThread_get_thread_ident
 from statebackend._core.memory.platform cimport hash_bytes
 from statebackend._core.rocksdb.binding.write_batch cimport Write
 from statebackend._core.rocksdb.binding.buffers cimport Bytes
-
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() nogil
 
 
 cdef enum:
