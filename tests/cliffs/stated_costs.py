@@ -23,30 +23,26 @@ LENGTH, EXPIRED = "length of a collection", ("expired in front", "expired in bet
 KEYS = Stated("state/enumeration.md", "| O(entries of the state) |")
 KEYS_OF = Stated("state/enumeration.md", "| O(their entries) |")
 ALL_KEYS = Stated("state/enumeration.md", "for each key that has the state. | O(entries) and the function |")
-STILL_THERE = Stated("state/enumeration.md", "What has expired and is still in memory is looked at, too.")
+STILL_THERE = Stated("state/enumeration.md", "Expired entries that are not cleaned up yet add to the cost.")
 CLEAR_KEY = Stated(
     "state/enumeration.md",
-    "`clear_key` looks at the namespaces that the backend knows, or at the entries of the key's group, whichever "
-    "are fewer.",
+    "`clear_key` visits the namespaces of the backend or the entries of the key's group, whichever are fewer.",
 )
-LIST_GET = Stated("state/list.md", "| `get()` | The elements, in order, as a new Python list. | O(length) |")
+LIST_GET = Stated("state/list.md", "| `get()` | The elements, in order, as a new list. | O(length) |")
 LIST_ITER = Stated(
     "state/list.md", "| `for element in state` | The elements one by one, in order. | O(length) |"
 )
 LIST_MANY = Stated("state/list.md", "as an Arrow `ListArray`. | O(rows and elements) |")
 MAP_ITER = Stated(
     "state/map.md",
-    "| `keys()`, `values()`, `items()` | Iterators, in insertion order; "
-    "on [`rocksdb`](../backends.md#the-backend-rocksdb) in that of encoded keys. | O(entries) |",
+    "| `keys()`, `values()`, `items()`, `for key in state` | Iterators, in insertion order; on "
+    "[`rocksdb`](../backends.md#the-backend-rocksdb) in the order of encoded keys. | O(entries) |",
 )
-MAP_FOR = Stated("state/map.md", "| `for key in state` | As `keys`. | O(entries) |")
 SAVEPOINT = Stated("savepoints.md", "It takes time in proportion to the entries and timers that are there.")
 RESTORE = Stated("checkpoints.md", "A restore costs what the checkpoint holds, entries and timers.")
 COUNTING = Stated("internals/map.md", "in time for each mark that was opened since")
 SHRINKS = Stated("internals/map.md", "one move for each entry that went")
-LIST_KEPT = Stated(
-    "state/list.md", "Elements that have expired, and that nothing has removed yet, count, too."
-)
+LIST_KEPT = Stated("state/list.md", "Costs include expired elements until they are removed.")
 ACCESS = Stated("time.md", "a look at 5 entries that lie next to each other in memory")
 #: The small world has soon removed what has expired and rests; the large one is still at it.
 ACCESS_TO_ONE = ACCESS._replace(bound=6.0)
@@ -66,7 +62,7 @@ DOCUMENTED: dict[tuple[str, str, str], Stated] = {
     ("list", "get_many", LENGTH): LIST_MANY,
     **dict.fromkeys(_cells("list", "get __iter__ get_many", "expired in front"), LIST_KEPT),
     **dict.fromkeys(_cells("map", "keys values items", LENGTH), MAP_ITER),
-    ("map", "__iter__", LENGTH): MAP_FOR,
+    ("map", "__iter__", LENGTH): MAP_ITER,
     **dict.fromkeys(_cells("backend", "keys keys_and_namespaces", "keys"), KEYS),
     ("backend", "keys_and_namespaces", "namespaces"): KEYS,
     ("backend", "keys_of", "keys"): KEYS_OF,

@@ -96,8 +96,11 @@ def state_of(folder: Path) -> dict[str, Any]:
 
 
 def data_files(folder: Path) -> tuple[set[str], set[str]]:
-    """The data files of a store, and those that its checkpoints name."""
+    """The data files of a store, and those that its checkpoints name, without outputs that are gone."""
     reader = sb.CheckpointStore(folder, single_writer=True)
-    named = {name for each in reader.checkpoints() for name in reader.open(each).manifest.all_files}
+    named: set[str] = set()
+    for checkpoint in map(reader.open, reader.checkpoints()):
+        gone = set() if checkpoint.has_outputs else checkpoint.manifest.output_names
+        named |= checkpoint.manifest.all_files.keys() - gone
     there = {path.relative_to(folder).as_posix() for path in (folder / "data").rglob("*") if path.is_file()}
     return there, named
