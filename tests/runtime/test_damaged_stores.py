@@ -60,7 +60,7 @@ def batch(batch_id: int) -> BatchSource:
 
 
 def opened(folder: Path) -> Runner:
-    return Runner(job(), sb.CheckpointStore(folder), STRING, query="q")
+    return Runner(job(), sb.CheckpointStore(folder, retain=2), STRING, query="q")
 
 
 def delivered(committed: CommittedBatch) -> list[Any]:
