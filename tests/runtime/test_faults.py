@@ -64,7 +64,7 @@ class World:
     def attempt(self, batch_id: int) -> None:
         if self.runner is None or not self.runner.is_open:
             job = Job(Numbered(self.tick), key="user", schema=SCHEMA)
-            self.runner = Runner(job, sb.CheckpointStore(self.folder), STRING, query="q")
+            self.runner = Runner(job, sb.CheckpointStore(self.folder, retain=2), STRING, query="q")
         table = table_of(input_of(batch_id))
         committed = self.runner.run(batch_id, BatchSource(lambda: table), Stopwatch())
         rows_out: list[dict[str, Any]] = []
@@ -115,7 +115,7 @@ def test_memory_and_files_stay_flat(tmp_path: Path, is_stress: bool) -> None:
     batches = 1000 if is_stress else 42
     table = pa.table({"user": [f"u{n % 50}" for n in range(200)]})
     job = Job(Counting(), key="user", schema="user string, n bigint")
-    runner = Runner(job, sb.CheckpointStore(tmp_path), STRING, query="q")
+    runner = Runner(job, sb.CheckpointStore(tmp_path, retain=2), STRING, query="q")
     files, memory, objects = [], [], []
     for batch_id in range(batches):
         committed = runner.run(batch_id, BatchSource(lambda: table), Stopwatch())

@@ -104,7 +104,7 @@ def run_stream(request: dict[str, Any], say: Callable[[object], None]) -> None:
     (root / "stream").mkdir(parents=True, exist_ok=True)
     calls = KillingCalls(request["at"])
     job = Job(Numbered(calls.tick), key="user", schema=SCHEMA, backend=backend_in(root, request["backend"]))
-    store = sb.CheckpointStore(root / "state", _files=PosixFiles(str(root / "state"), calls))
+    store = sb.CheckpointStore(root / "state", retain=2, _files=PosixFiles(str(root / "state"), calls))
     runner = Runner(job, store, STRING, query="q")
     done = {int(name) for name in os.listdir(root / "stream")}
     for batch_id in range(max(done, default=-1) + 1, request.get("batches", BATCHES)):
