@@ -16,7 +16,7 @@ from libc.string cimport memcpy
 
 from statebackend._core.codecs.decimals cimport decimal_from_int, int128
 from statebackend._core.codecs.type_codec cimport DAMAGED, TypeCodec
-from statebackend._core.memory.interpreter cimport PyUnicode_DecodeUTF8, Py_DECREF, Py_INCREF
+from statebackend._core.memory.interpreter cimport PyUnicode_DecodeUTF8, Py_INCREF
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.values cimport (
     TYPE_BOOL, TYPE_BYTES, TYPE_DECIMAL, TYPE_DOUBLE, TYPE_FLOAT, TYPE_LONG, TYPE_LONG_DECIMAL, TYPE_RECORD,
