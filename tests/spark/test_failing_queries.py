@@ -134,7 +134,7 @@ def test_memory_and_files_of_the_driver_stay_flat(
     rng = random.Random(3)
     for _ in range(batches):
         stream.add(table_of([(f"u{rng.randrange(200)}", 1) for _ in range(100)]))
-    job = stream.batches(Recent(), len_of)
+    job = stream.batches(Recent(), len_of, state=sb.CheckpointStore(stream.state, retain=2))
     files, memory, objects = [], [], []
 
     def call(frame: Any, batch_id: int) -> None:
