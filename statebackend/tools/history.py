@@ -19,7 +19,7 @@ from statebackend.errors import CorruptCheckpointError, UsageError, usage
 from statebackend.runtime.batch_identity import BatchRecord
 from statebackend.runtime.start_checks import checked_first_batch
 from statebackend.tools.results import Reset, Rewound, TakenBack, Times
-from statebackend.tools.stream_rewind import SparkCheckpoint
+from statebackend.tools.stream_rewind import SparkCheckpoint, stream_not_rewindable
 
 _log = logging.getLogger(__name__)
 
@@ -57,15 +57,14 @@ def rewind(
         raise usage.checkpoint_id("to is the id of a checkpoint, an int, or None for before the first")
     with writing(store, dry_run=dry_run) as opened:
         committed = opened.checkpoints()
-        if to is not None and (dry_run or to not in committed):
-            opened.open(to).verify()
+        is_alone = sink is None and checkpoint_location is None  # the store then looks itself
+        if to is not None and (dry_run or not is_alone or to not in committed):
+            opened.open(to).verify()  # before a sink or the stream goes back to what cannot be restored
         taken_back = [_taken_back(opened, each) for each in committed if to is None or each > to]
         if sink == "recorded":
             take_backs = _recorded(taken_back)
         if take_backs and to is None:
             _check_complete(opened, committed)
-        if take_backs and to is not None:
-            opened.open(to).verify()  # before a sink takes back what cannot be restored
         stream = None if checkpoint_location is None else _stream_of(opened, checkpoint_location)
         moved = [] if stream is None else stream.files_after(to)
         result = Rewound(to, taken_back, [str(path) for path in moved])
@@ -98,15 +97,16 @@ def rewind(
 def _stream_of(store: CheckpointStore, location: str | os.PathLike[str]) -> SparkCheckpoint:
     """The checkpointLocation of the query that wrote the store."""
     stream = SparkCheckpoint(location)
-    newest = store.latest(intact=True)
-    wrote = None if newest is None else BatchRecord.of(store.open(newest).manifest).stream
-    if wrote not in (None, stream.id):
-        raise UsageError(
-            "the checkpointLocation belongs to another query than the store",
-            code="USAGE.STREAM_REWIND",
-            detail=f"{stream.folder}: query {stream.id}; {store.uri}: query {wrote}",
-            hint="give the checkpointLocation of the query that wrote the store",
-        )
+    for newest in reversed(store.checkpoints()):
+        with suppress(CorruptCheckpointError):
+            wrote = BatchRecord.of(store.open(newest).manifest).stream
+            if wrote in (None, stream.id):
+                break
+            raise stream_not_rewindable(
+                "the checkpointLocation belongs to another query than the store",
+                f"{stream.folder}: query {stream.id}; {store.uri}: query {wrote}",
+                "give the checkpointLocation of the query that wrote the store",
+            )
     return stream
 
 

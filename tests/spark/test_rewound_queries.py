@@ -157,5 +157,14 @@ def test_rewind_changes_nothing_if_the_stream_cannot_go_back(stream: Stream) -> 
     refused("input file")
     (stream.folder / "0003.parquet").rename(stream.folder / "in" / "0003.parquet")
     assert files_of(stream.folder) == before
+    manifest = sb.CheckpointStore(stream.state).open(1).manifest
+    data = stream.state / min(manifest.all_files.keys() - manifest.output_names)
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-1])
+    for sink in ("recorded", None):
+        with pytest.raises(sb.CorruptCheckpointError):
+            rewind(stream.folder, sink=sink)
+        assert (files_of(stream.folder), published(stream.folder)) == (before, rows)
+    data.write_bytes(whole)
     stream.lose(1, "commits")
     refused("no commits/1")
