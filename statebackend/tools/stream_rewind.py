@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from statebackend.checkpoint.files import local_path
+from statebackend.checkpoint.files import PosixFiles, local_path
 from statebackend.errors import UsageError
 
 REWOUND = ".rewound"
 #: A version of Spark's state in a file, or the entry of a log; what follows says how it is stored.
 _NUMBERED = re.compile(r"(\d+)(?:_[0-9a-f-]+)?(?:\.(delta|snapshot|zip|changelog|compact))?")
+#: The forms that hold all of what came before.
+_WHOLE = ("snapshot", "zip", "compact")
 
 
 class Numbered(NamedTuple):
@@ -70,8 +72,9 @@ class SparkCheckpoint:
         last = -1 if batch is None else batch
         if batch is not None:
             self._check_logs(batch)
-        found = [*self._after(self.folder / "commits", last), *self._after(self.folder / "offsets", last)]
-        for folder, end in self._ends(batch).items():
+        offsets = self._numbered(self.folder / "offsets")
+        found = [*_after(self._numbered(self.folder / "commits"), last), *_after(offsets, last)]
+        for folder, end in self._ends(offsets, batch).items():
             found += self._of_source(folder, end)
         if batch is None:  # Spark begins at batch 0 only without any state
             return [*found, *filter(Path.exists, [self.folder / "state"])]
@@ -87,17 +90,14 @@ class SparkCheckpoint:
                     self._move(each, incarnation)
 
     def _move(self, path: Path, incarnation: str) -> None:
+        files = PosixFiles(str(self.folder))
         target = self.folder / REWOUND / incarnation / path.relative_to(self.folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        files.make_folder(str(target.parent.relative_to(self.folder)))
         while target.exists():  # a batch that was planned between two attempts
             target = target.with_name(f"{target.name}~")
         os.rename(path, target)
         for folder in (target.parent, path.parent):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            files.sync_folder(str(folder.relative_to(self.folder)))
 
     # --- the logs of the query ---
 
@@ -111,9 +111,8 @@ class SparkCheckpoint:
                     "a rewind to an earlier batch was begun: run it again" if begun else _BY_HAND,
                 )
 
-    def _ends(self, batch: int | None) -> dict[Path, int]:
+    def _ends(self, offsets: list[Numbered], batch: int | None) -> dict[Path, int]:
         """The last entry of each file source that the offsets of a batch have; -1 for before the first batch."""
-        offsets = self._numbered(self.folder / "offsets")
         for entry in offsets:
             if batch is None or entry.number == batch:
                 lines = entry.path.read_text(encoding="utf-8").splitlines()
@@ -130,13 +129,11 @@ class SparkCheckpoint:
     def _of_source(self, folder: Path, end: int) -> list[Path]:
         """The entries of a file source after ``end``. Their input files must be there, to be listed again."""
         entries = self._numbered(folder)
-        kept = [each for each in entries if each.number <= end]
-        whole = max((each.number for each in kept if each.form), default=-1)
-        if not {*range(whole + 1, end + 1)} <= {each.number for each in kept}:
+        if not _is_complete(entries, -1, end):
             raise stream_not_rewindable(
                 "the log of a file source has lost entries of earlier batches", folder, _BY_HAND
             )
-        after = self._after(folder, end)
+        after = _after(entries, end)
         for path in after:
             for line in path.read_text(encoding="utf-8").splitlines()[1:]:
                 _check_input(line, path)
@@ -152,20 +149,14 @@ class SparkCheckpoint:
 
     def _of_state(self, folder: Path, last: int) -> list[Path]:
         """The versions after the one that batch ``last`` made, which Spark must be able to load."""
+        found, version = self._numbered(folder), last + 1
         if folder.parent.name == "_metadata":
-            return self._after(folder, last)  # the metadata of an operator, by batch
-        found = self._numbered(folder)
-        version = last + 1
-        kept = [each for each in found if each.number <= version]
-        whole = max((each.number for each in kept if each.form in ("snapshot", "zip")), default=0)
-        if found and not {*range(whole + 1, version + 1)} <= {each.number for each in kept}:
+            return _after(found, last)  # the metadata of an operator, by batch
+        if found and not _is_complete(found, 0, version):
             raise stream_not_rewindable(
                 f"Spark's state cannot be loaded at version {version} any more", folder, _BY_HAND
             )
-        return self._after(folder, version)
-
-    def _after(self, folder: Path, last: int) -> list[Path]:
-        return [each.path for each in self._numbered(folder) if each.number > last]
+        return _after(found, version)
 
     def _numbered(self, folder: Path) -> list[Numbered]:
         """The files with a number, the highest first."""
@@ -174,6 +165,17 @@ class SparkCheckpoint:
         return sorted(
             (Numbered(int(found[1]), folder / name, found[2] or "") for name, found in matches), reverse=True
         )
+
+
+def _after(entries: list[Numbered], last: int) -> list[Path]:
+    return [each.path for each in entries if each.number > last]
+
+
+def _is_complete(entries: list[Numbered], before: int, last: int) -> bool:
+    """Return True if all from the one after ``before``, or from the newest whole one, to ``last`` are there."""
+    kept = [each for each in entries if each.number <= last]
+    whole = max((each.number for each in kept if each.form in _WHOLE), default=before)
+    return {*range(whole + 1, last + 1)} <= {each.number for each in kept}
 
 
 def _log_offset(line: str) -> int | None:
