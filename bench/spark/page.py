@@ -55,7 +55,7 @@ def surroundings(run: Mapping[str, Any]) -> str:
 
 
 def figures(run: Mapping[str, Any]) -> list[str]:
-    """The table of the ratios: first those of batches of one size."""
+    """The table of the ratios: first the ratios of batches of one size."""
     lines = ["| statebackend | rows/s | compared with | rows/s | ratio |", "|---|---|---|---|---|"]
     rows = [row for row in run["rows"] if row["figure"] != EXECUTORS]
     for row in sorted(rows, key=lambda each: each["sizes"][0] != each["sizes"][1]):

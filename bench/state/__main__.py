@@ -1,4 +1,4 @@
-"""Measures the scalar state API beside Flink's heap backend and a dict: ``python -m bench.state``.
+"""Measures the scalar state API, Flink's heap backend and a dict in one run: ``python -m bench.state``.
 
 Figures: ``P1`` values and sums, ``collections`` maps and lists, ``P8`` read-modify-write beside a dict, ``P2``
 values with TTL; without names all of these. Contenders, each in a separate process, take turns round by round. Prints

@@ -319,8 +319,8 @@ class Harness:
     def fail_after(self, point: str) -> None:
         """Let the next batch raise `InjectedFault` after ``"function"`` or after ``"commit"``.
 
-        After ``"function"``, nothing is committed and state is as before. After ``"commit"``, the batch stands. The
-        next call of ``process_...`` is then its replay: it returns the committed rows, and no function runs.
+        After ``"function"``, nothing is committed and state is as before. After ``"commit"``, the batch is committed.
+        The next call of ``process_...`` is then its replay: it returns the committed rows, and no function runs.
 
         >>> from statebackend.functions import map_with_state
         >>> with Harness(map_with_state(lambda row, n: ((n or 0) + 1,) * 2, int), key="user") as harness:

@@ -21,7 +21,7 @@ from statebackend.checkpoint.files import PosixFiles, local_path
 from statebackend.errors import UsageError
 
 REWOUND = ".rewound"
-#: A version of Spark's state in a file, or the entry of a log; what follows says how it is stored.
+#: A version of Spark's state in a file, or the entry of a log; the ending says how it is stored.
 _NUMBERED = re.compile(r"(\d+)(?:_[0-9a-f-]+)?(?:\.(delta|snapshot|zip|changelog|compact))?")
 #: The forms that hold all of what came before.
 _WHOLE = ("snapshot", "zip", "compact")

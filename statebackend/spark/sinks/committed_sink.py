@@ -134,7 +134,7 @@ class CommittedSink(ABC):
 
     @abstractmethod
     def target(self, output: str, batch_id: int, incarnation: str) -> str:
-        """What a batch becomes there: the description, then what to look for. The manifest of the batch keeps it."""
+        """The result of a batch there: the description, then the name to look for. The manifest keeps it."""
 
     @abstractmethod
     def deliver(self, delivery: Delivery) -> Figures:
