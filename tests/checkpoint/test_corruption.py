@@ -171,7 +171,7 @@ def test_nothing_is_removed_while_a_manifest_cannot_be_read(three: Path) -> None
 STATE = LogState(
     "0" * 32,
     runs=(CheckpointRun(6, 11, 2),),
-    restarts=(Restart("1" * 32, 3, 3),),
+    restarts=(Restart("1" * 32, 3),),
     times=((7, TimeOverride(5)),),
 )
 FILE = StoredFile("data/3/a", "base", 1, 1)
@@ -254,8 +254,7 @@ IMPOSSIBLE: dict[tuple[object, ...], list[object]] = {
     ("log",): [None],
     ("log", "incarnation"): ["x"],
     ("log", "kept"): [[[6, 11]], [[6, 11, 0]], [[6, 11, 10**17]], [[6, 11, "2"]], [[7, 12, 1], [6, 11, 1]]],
-    ("log", "kept_of_format_1"): [[[7, 1]]],
-    ("log", "restarts"): [[["x", 3, 3]], [["1" * 32, "3", 3]]],
+    ("log", "restarts"): [[["x", 3]], [["1" * 32, "3"]], [["1" * 32, 3, 3]]],
     ("log", "times"): [[[7, 5]]],
     ("log", "dropped_states"): [None, [[7]], [["7", "a"]], [[7, 3]]],
     ("log", "outputs_from"): [None],

@@ -15,7 +15,7 @@ import statebackend as sb
 from statebackend.checkpoint import CheckpointStore, StateSnapshot
 from statebackend.checkpoint.files import PosixFiles
 from statebackend.checkpoint.store.checkpoint_reader import CheckpointReader
-from statebackend.checkpoint.store.sealed import seal, unseal
+from statebackend.checkpoint.store.sealed import seal
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, StoreError, UsageError
 from statebackend.keys import range_for
 
@@ -243,12 +243,3 @@ def test_a_pin_that_comes_after_its_outputs_were_dropped_knows() -> None:
     with CheckpointReader("/", _files=PosixFiles("/store", SimulatedCalls(disk, plan))).pin(1) as pin:
         assert not pin.checkpoint.has_outputs
         assert not pin.checkpoint.files
-
-
-def test_entries_that_a_version_before_0_1_0_found_damaged_are_ignored(root: Path) -> None:
-    with CheckpointStore(root).open_for_writing() as store:
-        commit(store, 7)
-    entry = root / "checkpoints" / "2.json"
-    body = unseal(entry.read_bytes(), entry.name)
-    entry.write_bytes(seal({**body, "log": {**body["log"], "unknown": [1]}}))
-    assert CheckpointReader(root).checkpoints() == [7]

@@ -45,9 +45,6 @@ from statebackend.checkpoint.store.sealed import (
 )
 from statebackend.errors import CorruptCheckpointError, StoreError
 
-#: A member that entries had at first; it is empty in every store that was never of format 1.
-_OLD = "kept_of_format_1"
-
 
 class CheckpointKey(NamedTuple):
     """A checkpoint by its id and by the name of the file that commits it."""
@@ -105,11 +102,10 @@ class TimeOverride(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """A restart from empty: the incarnation that it began, its first batch, and a member that is no longer used."""
+    """A restart from empty: the incarnation that it began, and its first batch."""
 
     incarnation: str
     begins_at: int
-    first_batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -244,27 +240,23 @@ class LogState(CheckedRecord):
             "dropped_states": [list(each) for each in self.dropped_states],
             "outputs_from": self.outputs_from,
             "swept": self.swept,
-            "unknown": [],
         }
 
     @classmethod
     def _read(cls, data: object) -> LogState:
-        # Versions before 0.1.0 put damaged entries into "unknown".
-        names = {"incarnation", "kept", "restarts", "times", "outputs_from", "swept", "unknown"}
-        members = members_of(data, "the state of the log", names, {_OLD, "dropped_states"})
-        if members.get(_OLD):
-            raise Malformed("checkpoints of format 1 are kept")
+        names = {"incarnation", "kept", "restarts", "times", "dropped_states", "outputs_from", "swept"}
+        members = members_of(data, "the state of the log", names)
         runs = [CheckpointRun(*each) for each in _rows(members, "kept", 3)]
         if any(run.length < 1 for run in runs):
             raise Malformed("a run of checkpoints is empty")
-        restarts = [_restart(*each) for each in _lists(members, "restarts", 3)]
+        restarts = [_restart(*each) for each in _lists(members, "restarts", 2)]
         times = [
             (integer(each[0], "a checkpoint"), TimeOverride(time_of(each[1]), time_of(each[2])))
             for each in _lists(members, "times", 3)
         ]
         states = [
             (None if each[0] is None else integer(each[0], "a checkpoint"), instance(each[1], str, "a state"))
-            for each in _lists({"dropped_states": [], **members}, "dropped_states", 2)
+            for each in _lists(members, "dropped_states", 2)
         ]
         return made(
             cls,
@@ -278,10 +270,9 @@ class LogState(CheckedRecord):
         )
 
 
-def _restart(incarnation: object, begins_at: object, first_batch: object) -> Restart:
+def _restart(incarnation: object, begins_at: object) -> Restart:
     found = match(incarnation, STORE_ID, "an incarnation is not 32 hexadecimal digits")
-    first = None if first_batch is None else integer(first_batch, "a first batch")
-    return Restart(found[0], integer(begins_at, "the batch of a restart"), first)
+    return Restart(found[0], integer(begins_at, "the batch of a restart"))
 
 
 def _lists(members: JsonObject, name: str, length: int) -> list[list[object]]:
@@ -314,7 +305,6 @@ class Record(CheckedRecord):
     incarnation: str | None = None
     keeps: int | None = None
     begins_at: int | None = None
-    first_batch: int | None = None
     now: int | None = None
     watermark: int | None = None
     upon: CheckpointKey | None = None
@@ -326,7 +316,7 @@ class Record(CheckedRecord):
         integer(self.epoch, "the epoch", 1)
         if self.incarnation is not None:
             match(self.incarnation, STORE_ID, "the incarnation is not 32 hexadecimal digits")
-        for what in ("keeps", "begins_at", "first_batch"):
+        for what in ("keeps", "begins_at"):
             if self._raw_member(what) is not None:
                 integer(self._raw_member(what), what)
         if self.upon is not None:
@@ -353,7 +343,7 @@ class Record(CheckedRecord):
 
     @classmethod
     def of_entry(cls, members: JsonObject) -> Record:
-        own = members_of(members["record"], "the record", {*_OWN} - {"dropped_state"}, {"dropped_state"})
+        own = members_of(members["record"], "the record", set(_OWN))
         if own["upon"] is not None:
             own["upon"] = CheckpointKey(*_pair(own["upon"]))
         name = entry_name(integer(members["sequence"], "the sequence", 1))
@@ -367,7 +357,7 @@ def _pair(value: object) -> list[Any]:
     return pair
 
 
-_OWN = ("incarnation", "keeps", "begins_at", "first_batch", "now", "watermark", "upon", "dropped_state")
+_OWN = ("incarnation", "keeps", "begins_at", "now", "watermark", "upon", "dropped_state")
 
 
 ENTRY_KINDS = ("commit", "takeover", *RECORD_KINDS)
