@@ -31,6 +31,7 @@ __all__ = [
     "MemoryLimitError",
     "MutationError",
     "SerializationError",
+    "SerializationRangeError",
     "SerializationTypeError",
     "StateBackendError",
     "StateMigrationError",
@@ -43,6 +44,7 @@ class StateBackendError(Exception):
     """Base class of every error that the library raises on purpose."""
 
     default_code: ClassVar[str] = "STATE_BACKEND"
+    default_hint: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class StateBackendError(Exception):
         self.message = message
         self.code = self.default_code if code is None else code
         self.detail = detail
-        self.hint = hint
+        self.hint = self.default_hint if hint is None else hint
 
     def __str__(self) -> str:
         text = self.message
@@ -162,6 +164,10 @@ class CorruptCheckpointError(StateBackendError):
     """A file of a checkpoint is damaged, cut short, missing or of an unknown version."""
 
     default_code = "CORRUPT_CHECKPOINT"
+    default_hint = (
+        "sb.tools.verify(store) lists the damage; go back to an intact checkpoint with sb.tools.rewind, or bring the "
+        "files back from a copy of the store"
+    )
 
 
 class CommitConflictError(StateBackendError):
@@ -246,6 +252,12 @@ class SerializationTypeError(SerializationError, TypeError):
     """
 
     default_code = "SERIALIZATION.TYPE"
+
+
+class SerializationRangeError(SerializationError, OverflowError):
+    """An integer is out of range for its declared type; also an ``OverflowError``."""
+
+    default_code = "SERIALIZATION.RANGE"
 
 
 class MemoryLimitError(StateBackendError):

@@ -265,6 +265,7 @@ class OutputSchema:
                 "the columns of the output are not those of the schema",
                 code="SERIALIZATION.OUTPUT",
                 detail=f"columns {', '.join(table.column_names)}; schema {', '.join(self._names)}",
+                hint="return a table with the columns of schema=, or change schema=",
             )
         columns = [
             self._cast(name, kind, table.column(name))

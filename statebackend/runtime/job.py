@@ -102,12 +102,12 @@ class Job:
         errors: Rule = "fail",
     ) -> None:
         if isinstance(function, type) or not isinstance(function, _FUNCTIONS):
-            what = f"class {function.__qualname__}" if isinstance(function, type) else type(function).__name__
-            raise usage.function(
-                f"a {what} is not a function with state",
-                hint="give an object of a KeyedProcessFunction, KeyRowsFunction or BatchProcessFunction, or "
-                "map_with_state(...)",
-            )
+            what = f"an object of {type(function).__name__}"
+            hint = "give an object of a KeyedProcessFunction, KeyRowsFunction or BatchProcessFunction, or "
+            hint += "map_with_state(...)"
+            if isinstance(function, type):
+                what, hint = "the class itself", f"make an object of it: {function.__name__}()"
+            raise usage.function(f"{what} is not a function with state", hint=hint)
         _check_methods(function)
         #: The object that was given. It never runs: see `fresh_function`.
         self.function: ProcessFunction = function

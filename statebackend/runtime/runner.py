@@ -87,14 +87,14 @@ def other_rows(
             "with a new state= and a new checkpointLocation"
         )
     if now is None:
-        hint = "what Spark has planned cannot be read here, as through Spark Connect: run this batch once the way the "
+        hint = "Spark's plan of a batch cannot be read here, as through Spark Connect: run this batch once the way the "
         hint += f"query ran before; or {back}"
     else:
-        hint = "Spark has planned the batch anew: its offset log was lost or changed, or its checkpointLocation is "
+        hint = "Spark has planned the batch again: its offset log was lost or changed, or its checkpointLocation is "
         hint += "another, or the frame gives other rows each time. Bring the checkpointLocation back as it was; or "
         hint += back
     return BatchGapError(
-        f"batch {batch_id} is committed, and what is to come under this number is not the same rows",
+        f"batch {batch_id} is committed, and Spark now gives other rows under this number",
         code="BATCH_GAP.OTHER_ROWS",
         detail=f"{uri}, batch {batch_id}; committed: {_identity_text(then)}; to come: {_identity_text(now)}",
         hint=f"{hint}. Its sink may have been called already with the old ones",

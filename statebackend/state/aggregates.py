@@ -31,7 +31,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic
 
-from statebackend.errors import UsageError
+from statebackend.errors import SerializationRangeError, UsageError
 from statebackend.types import (
     ACC,
     DOUBLE,
@@ -108,7 +108,14 @@ def _checked(declared: Type, combine: Callable[[Any, Any], Any]) -> Callable[[An
     """``combine`` on numbers, with the result checked or rounded to the type; None for other types."""
     layout = declared.layout
     if layout.family == "integer":
-        return lambda old, new: layout.pack(combine(old, new))
+
+        def packed(old: Any, new: Any) -> Any:
+            try:
+                return layout.pack(combine(old, new))
+            except SerializationRangeError as error:  # neither value was out of range
+                raise OverflowError(error.message) from None
+
+        return packed
     if layout.family != "float":
         return None
     return combine if layout.width == 8 else lambda old, new: _to_single(combine(old, new))

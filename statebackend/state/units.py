@@ -84,7 +84,8 @@ def _whole(what: str, option: str, value: Any, units: dict[str, int]) -> int:
 
 def _at_least(least: int, what: str, option: str, whole: int) -> int:
     if not least <= whole <= _LARGEST:
-        limit = f"is less than {least}" if whole < least else "has more than 64 bits"
+        unit = "ms" if what == "duration" else "bytes"
+        limit = f"is less than {least} {unit}" if whole < least else "has more than 64 bits"
         raise _refused(what, option, f"the {what} {limit}")
     return whole
 

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from statebackend.errors import SerializationError, SerializationTypeError
+from statebackend.errors import SerializationError, SerializationRangeError, SerializationTypeError
 
 _EPOCH_ORDINAL = datetime.date(1970, 1, 1).toordinal()
 _EPOCH_NAIVE = datetime.datetime(1970, 1, 1)  # noqa: DTZ001
@@ -61,7 +61,7 @@ def integer_converter(type_name: str, bits: int) -> Callable[[Any], int]:
             except TypeError:
                 refuse(type_name, value)
         if not low <= number <= high:
-            raise OverflowError(f"integer out of range for {type_name} ({bits} bits)")
+            raise SerializationRangeError(f"integer out of range for {type_name} ({bits} bits)")
         return number
 
     return convert
@@ -78,7 +78,7 @@ def single(value: Any) -> float:
     try:
         rounded: float = _SINGLE.unpack(_SINGLE.pack(number))[0]
     except OverflowError:
-        raise OverflowError("number out of range for FLOAT") from None
+        raise SerializationRangeError("number out of range for FLOAT") from None
     if rounded != number and type(value) is int:
         raise SerializationError(
             "integer cannot be held exactly by FLOAT", hint="declare DOUBLE, LONG or DECIMAL"
@@ -94,7 +94,7 @@ def _real(type_name: str, value: Any) -> float:
     try:
         number = float(value)
     except OverflowError:
-        raise OverflowError(f"integer out of range for {type_name}") from None
+        raise SerializationRangeError(f"integer out of range for {type_name}") from None
     if int(number) != int(value):
         raise SerializationError(
             f"integer cannot be held exactly by {type_name}", hint="declare LONG or DECIMAL"

@@ -386,7 +386,7 @@ class _Parser:
             f"cannot read a type from this DDL string: {what}",
             code="USAGE.DDL",
             detail=f"{self.text[:200]!r}",
-            hint="write Spark DDL, such as 'bigint' or 'struct<sum:bigint,n:bigint>'",
+            hint="write Spark DDL, such as 'bigint', 'user string, n bigint' or 'struct<sum:bigint,n:bigint>'",
         )
 
     def peek(self, ahead: int = 0) -> str:

@@ -43,8 +43,12 @@ def row_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
             key = places[key]
         return tuple.__getitem__(self, key)
 
+    def get_attribute(self: tuple[Any, ...], name: str) -> Any:
+        raise AttributeError(f"the row has no field {name!r}; it has {', '.join(names)}")
+
     body = {
         "__slots__": (),
+        "__getattr__": get_attribute,
         "__fields__": names,
         "_asdict": as_dict,
         "__getitem__": get_item,
@@ -144,12 +148,18 @@ def record_form(
         names, read = declared.names, record_reader(declared.names)
         takes, build = "a tuple, mapping or dataclass", record_builder(names, declared.record_class)
 
+    def given(value: Any) -> str:
+        missing = [name for name in names if name not in value] if isinstance(value, dict) else []
+        if missing:
+            return f" without {', '.join(missing)}"
+        return f" with {len(value)} fields" if isinstance(value, (tuple, dict)) else ""
+
     def fields_of(value: Any) -> Sequence[Any]:
         fields = read(value)
         if fields is None:
             raise SerializationTypeError(
-                f"{title} takes {takes} with exactly its fields, not this value",
-                detail=f"value of type {type(value).__name__}, fields {', '.join(names)}",
+                f"{title} takes {takes} with exactly its fields",
+                detail=f"a value of type {type(value).__name__}{given(value)}; fields {', '.join(names)}",
             )
         return fields
 

@@ -121,7 +121,7 @@ def test_what_cannot_be_pinned(tmp_path: Path) -> None:
         commit(store, 0)
         with pytest.raises(sb.UsageError, match="there is no checkpoint 7"):
             store.pin(7)
-        with pytest.raises(sb.UsageError, match="duration is less than 1"):
+        with pytest.raises(sb.UsageError, match="duration is less than 1 ms"):
             store.pin(0, lease=datetime.timedelta(0))
         assert pin_files(tmp_path) == []
 

@@ -189,7 +189,7 @@ def test_a_writer_that_is_fenced_in_the_middle_of_a_commit_is_told_so(
 def test_a_store_belongs_to_one_query_key_type_and_parallelism(store: CheckpointStore, root: Path) -> None:
     with pytest.raises(UsageError, match="the store belongs to another query"):
         CheckpointStore(root).open_for_writing(query="other")
-    with pytest.raises(StateMigrationError, match=r"made for another key_type .*'long'.*'string'"):
+    with pytest.raises(StateMigrationError, match=r"made for another key_type .*bigint there, string here"):
         CheckpointStore(root).open_for_writing(key_type=str)
     with pytest.raises(StateMigrationError, match="made for another max_parallelism .*128 there, 64 here"):
         CheckpointStore(root).open_for_writing(max_parallelism=64)

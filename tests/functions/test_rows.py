@@ -126,7 +126,7 @@ def test_a_row_that_does_not_fit_is_refused_and_named(ddl: str, row: Any, where:
 
 
 def test_an_integer_out_of_range_is_an_overflow() -> None:
-    with pytest.raises(OverflowError, match="position 1, output column 'a'"):
+    with pytest.raises(OverflowError, match="output column 'a', position 1"):
         OutputSchema("a int").table_of_rows([(1,), (2**31,)])
 
 

@@ -76,11 +76,13 @@ class StateDescription:
 
     def _refused(self, descriptor: StateDescriptor) -> StateMigrationError:
         mine = ", ".join(describe(config) for config in self.types.values())
+        is_kind = descriptor.kind == self.kind
         return StateMigrationError(
             f"state {self.name!r} is {self.kind.upper()} of {mine} in the checkpoint, and is asked for as "
             f"{descriptor.describe()}",
             code="STATE_MIGRATION.INCOMPATIBLE",
-            hint="declare it with a type that the old one widens to, or use another name for the new state",
+            hint=f"{'declare a type that the stored one widens to, or ' * is_kind}give the new state another name; "
+            "sb.tools.drop_state removes the stored one",
         )
 
 

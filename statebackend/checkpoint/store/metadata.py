@@ -19,6 +19,7 @@ from statebackend.checkpoint.store.sealed import (
 )
 from statebackend.errors import StateMigrationError, UsageError
 from statebackend.keys import MAX_PARALLELISM
+from statebackend.types.serializers.migration import describe
 
 #: The pattern of a store's id; manifests repeat the id.
 STORE_ID = re.compile("[0-9a-f]{32}")
@@ -70,9 +71,10 @@ def check_same_use(existing: Metadata, wanted: Metadata, uri: str) -> None:
     check_same_encryption(existing.encryption, wanted.encryption, uri)
     for what in ("key_type", "max_parallelism"):
         mine, theirs = getattr(wanted, what), getattr(existing, what)
+        shown = describe if what == "key_type" else str
         if mine is not None and mine != theirs:
             raise StateMigrationError(
                 f"the store was made for another {what}",
-                detail=f"{theirs or 'none'} there, {mine} here, {uri}",
+                detail=f"{shown(theirs) if theirs else 'none'} there, {shown(mine)} here, {uri}",
                 hint="open it with what it was made for, or use another store",
             )

@@ -67,7 +67,10 @@ def check(sink: object) -> None:
     try:
         signature.bind(None, 0, **named)
     except TypeError:
-        raise usage.sink("a sink is called with (df, batch_id), and this one cannot be") from None
+        raise usage.sink(
+            "a sink is called with (df, batch_id), and this one cannot be",
+            hint="write def sink(df, batch_id)",
+        ) from None
 
 
 def call(sink: Callable[..., object], frame: DataFrame, batch_id: int, context: SinkContext) -> None:
