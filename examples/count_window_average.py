@@ -3,7 +3,7 @@
     python examples/count_window_average.py
 
 Each key has one value state, a pair of count and sum. The second value makes the average and clears the state. The
-harness runs the function as a streaming query would; for the query see docs/spark/quickstart.md.
+harness runs the function as a streaming query would; for the query see docs/start/first-query.md.
 """
 
 from __future__ import annotations

@@ -36,23 +36,23 @@ LIST_MANY = Stated("state/list.md", "as an Arrow `ListArray`. | O(rows and eleme
 MAP_ITER = Stated(
     "state/map.md",
     "| `keys()`, `values()`, `items()`, `for key in state` | Iterators, in insertion order; on "
-    "[`rocksdb`](../backends.md#the-backend-rocksdb) in the order of encoded keys. | O(entries) |",
+    "[`rocksdb`](../run/backends.md#the-backend-rocksdb) in the order of encoded keys. | O(entries) |",
 )
-SAVEPOINT = Stated("savepoints.md", "It takes time in proportion to the entries and timers that are there.")
-RESTORE = Stated("checkpoints.md", "A restore costs what the checkpoint holds, entries and timers.")
+SAVEPOINT = Stated("operate/savepoints.md", "It takes time in proportion to the entries and timers that are there.")
+RESTORE = Stated("operate/checkpoints.md", "A restore costs what the checkpoint holds, entries and timers.")
 COUNTING = Stated("internals/map.md", "in time for each mark that was opened since")
 SHRINKS = Stated("internals/map.md", "one move for each entry that went")
 LIST_KEPT = Stated("state/list.md", "Costs include expired elements until they are removed.")
-ACCESS = Stated("time.md", "a look at 5 entries that lie next to each other in memory")
+ACCESS = Stated("build/ttl.md", "a look at 5 entries that lie next to each other in memory")
 #: The small world has soon removed what has expired and rests; the large one is still at it.
 ACCESS_TO_ONE = ACCESS._replace(bound=6.0)
 IDLE = Stated(
-    "time.md", "in `advance`, for what has expired, and one look at everything in each time to live"
+    "build/ttl.md", "in `advance`, for what has expired, and one look at everything in each time to live"
 )
-PENDING = Stated("time.md", "| `pending_..._timers` | O(n log n) in the timers of the key and namespace |")
-ROWS = Stated("time.md", "| `rows`, `load` | O(n log n) in the timers |")
+PENDING = Stated("build/ttl.md", "| `pending_..._timers` | O(n log n) in the timers of the key and namespace |")
+ROWS = Stated("build/ttl.md", "| `rows`, `load` | O(n log n) in the timers |")
 CLOSE = Stated(
-    "backends.md", "to what is there, and to what calls have removed and later ones have not freed yet."
+    "run/backends.md", "to what is there, and to what calls have removed and later ones have not freed yet."
 )
 
 #: By kind, method and what grows.

@@ -126,7 +126,7 @@ def test_times_far_ahead_of_the_clock_do_not_count(backend: str) -> None:
 def recipes_join() -> Any:
     """The join of the page of recipes, with the time to live that the page recommends for orders that wait."""
     pages = module(ROOT / "tests" / "house" / "test_docs.py", "pages")
-    (join, *_) = pages.python_blocks((ROOT / "docs/spark/recipes.md").read_text(encoding="utf-8"))
+    (join, *_) = pages.python_blocks((ROOT / "docs/build/recipes.md").read_text(encoding="utf-8"))
     waiting = 'sb.ListStateDescriptor("waiting", "struct<order:bigint,amount:bigint>")'
     assert waiting in join.code
     names: dict[str, Any] = {"in_event_time": in_event_time}

@@ -14,7 +14,7 @@ import statebackend as sb
 
 pytestmark = pytest.mark.spark
 
-PAGE = Path(__file__).parents[2] / "docs/spark/exactly-once.md"
+PAGE = Path(__file__).parents[2] / "docs/run/exactly-once.md"
 
 
 def recipe(folder: Path) -> Any:

@@ -1,4 +1,4 @@
-"""The table of docs/spark/exactly-once.md: each cell is run, checked, and has come out as the page says."""
+"""The table of docs/run/exactly-once.md: each cell is run, checked, and has come out as the page says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_cluster import Cluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-PAGE = (Path(__file__).parents[2] / "docs/spark/exactly-once.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/run/exactly-once.md").read_text()
 CLASSIC, CONNECT = "### In the classic API", "### In Spark Connect"
 CELLS = list(itertools.product(BEFORE, THEN))
 

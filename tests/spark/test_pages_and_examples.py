@@ -44,7 +44,7 @@ def test_the_quickstart_runs_from_top_to_bottom(
     pages = module(ROOT / "tests" / "house" / "test_docs.py", "pages")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    page = (ROOT / "docs/spark/quickstart.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/start/first-query.md").read_text(encoding="utf-8")
     # Spark works where its JVM was started.
     for name in ("orders", "totals", "app/stream"):
         page = page.replace(f'"{name}', f'"{tmp_path}/{name}')

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spark
 def blocks(folder: Path) -> list[str]:
     """The code of the page that needs Spark, and the class before it, with paths below the folder."""
     pages = module(ROOT / "tests" / "house" / "test_docs.py", "pages")
-    page = (ROOT / "docs/spark/recipes.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/build/recipes.md").read_text(encoding="utf-8")
     for name in ("app/", "backups/"):
         page = page.replace(f'"{name}', f'"{folder}/{name}')
     return [each.code for each in pages.python_blocks(page) if not each.is_session and each.note != "not run"]

@@ -22,7 +22,7 @@ def page() -> dict[str, Any]:
     """What the blocks of the page define."""
     from test_docs import python_blocks
 
-    path = Path("docs/windows.md")
+    path = Path("docs/build/windows.md")
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in python_blocks((ROOT / path).read_text(encoding="utf-8")):
         exec(compile(block.code, str(path), "exec"), names)
