@@ -43,17 +43,13 @@ RESTORE = Stated("operate/checkpoints.md", "A restore costs what the checkpoint 
 COUNTING = Stated("internals/map.md", "in time for each mark that was opened since")
 SHRINKS = Stated("internals/map.md", "one move for each entry that went")
 LIST_KEPT = Stated("state/list.md", "Costs include expired elements until they are removed.")
-ACCESS = Stated("build/ttl.md", "a look at 5 entries that lie next to each other in memory")
+ACCESS = Stated("build/ttl.md", "a look at 5 neighbouring entries")
 #: The small world has soon removed what has expired and rests; the large one is still at it.
 ACCESS_TO_ONE = ACCESS._replace(bound=6.0)
-IDLE = Stated(
-    "build/ttl.md", "in `advance`, for what has expired, and one look at everything in each time to live"
-)
-PENDING = Stated("build/ttl.md", "| `pending_..._timers` | O(n log n) in the timers of the key and namespace |")
-ROWS = Stated("build/ttl.md", "| `rows`, `load` | O(n log n) in the timers |")
-CLOSE = Stated(
-    "run/backends.md", "to what is there, and to what calls have removed and later ones have not freed yet."
-)
+IDLE = Stated("build/ttl.md", "in `advance`: the expired entries, and one look at everything per TTL")
+PENDING = Stated("build/timers.md", "| `pending_..._timers` | O(n log n) in the timers of the key and namespace |")
+ROWS = Stated("build/timers.md", "| `rows`, `load` | O(n log n) in the timers |")
+CLOSE = Stated("state/keyed-backend.md", "Drops everything. O(live state + removed state not yet reclaimed).")
 
 #: By kind, method and what grows.
 DOCUMENTED: dict[tuple[str, str, str], Stated] = {
