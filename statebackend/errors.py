@@ -255,7 +255,11 @@ class SerializationTypeError(SerializationError, TypeError):
 
 
 class SerializationRangeError(SerializationError, OverflowError):
-    """An integer is out of range for its declared type; also an ``OverflowError``."""
+    """An integer is out of range for its declared type; also an ``OverflowError``.
+
+    >>> isinstance(SerializationRangeError("integer out of range for BYTE"), OverflowError)
+    True
+    """
 
     default_code = "SERIALIZATION.RANGE"
 

@@ -122,7 +122,7 @@ class StateTtlConfig:
     (1000, 'NeverReturnExpired', True)
     >>> StateTtlConfig(0)
     Traceback (most recent call last):
-    statebackend.errors.UsageError: the duration is less than 1 (ttl). Hint: ...
+    statebackend.errors.UsageError: the duration is less than 1 ms (ttl). Hint: ...
     """
 
     UpdateType = _UpdateType

@@ -19,7 +19,7 @@ from statebackend.checkpoint.store.sealed import (
 )
 from statebackend.errors import StateMigrationError, UsageError
 from statebackend.keys import MAX_PARALLELISM
-from statebackend.types.serializers.migration import describe
+from statebackend.types.serializers import describe
 
 #: The pattern of a store's id; manifests repeat the id.
 STORE_ID = re.compile("[0-9a-f]{32}")
