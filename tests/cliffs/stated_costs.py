@@ -38,7 +38,9 @@ MAP_ITER = Stated(
     "| `keys()`, `values()`, `items()`, `for key in state` | Iterators, in insertion order; on "
     "[`rocksdb`](../run/backends.md#the-backend-rocksdb) in the order of encoded keys. | O(entries) |",
 )
-SAVEPOINT = Stated("operate/savepoints.md", "It takes time in proportion to the entries and timers that are there.")
+SAVEPOINT = Stated(
+    "operate/savepoints.md", "It takes time in proportion to the entries and timers that are there."
+)
 RESTORE = Stated("operate/checkpoints.md", "A restore costs what the checkpoint holds, entries and timers.")
 COUNTING = Stated("internals/map.md", "in time for each mark that was opened since")
 SHRINKS = Stated("internals/map.md", "one move for each entry that went")
@@ -47,7 +49,9 @@ ACCESS = Stated("build/ttl.md", "a look at 5 neighbouring entries")
 #: The small world has soon removed what has expired and rests; the large one is still at it.
 ACCESS_TO_ONE = ACCESS._replace(bound=6.0)
 IDLE = Stated("build/ttl.md", "in `advance`: the expired entries, and one look at everything per TTL")
-PENDING = Stated("build/timers.md", "| `pending_..._timers` | O(n log n) in the timers of the key and namespace |")
+PENDING = Stated(
+    "build/timers.md", "| `pending_..._timers` | O(n log n) in the timers of the key and namespace |"
+)
 ROWS = Stated("build/timers.md", "| `rows`, `load` | O(n log n) in the timers |")
 CLOSE = Stated("state/keyed-backend.md", "Drops everything. O(live state + removed state not yet reclaimed).")
 
