@@ -16,9 +16,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from house_tools import ROOT, SOURCES, python_modules, reads_sources
+from pyspark.sql.streaming import stateful_processor
+from pyspark.sql.streaming.state import GroupState
 
 import statebackend as sb
 from statebackend.errors import StateBackendError
+from statebackend.state.timers import Timers
 
 #: Pages that people have written; those in docs/reference are made of docstrings.
 PAGES = sorted(set(ROOT.glob("docs/**/*.md")) - set(ROOT.glob("docs/reference/*.md")))
@@ -268,3 +271,58 @@ def test_the_tables_are_read() -> None:
 def test_the_codes_are_read() -> None:
     assert "SERIALIZATION.NULL" in codes_in_package()
     assert "USAGE.OVERLAPPING_CALL" in codes_in_package()
+
+
+BUILDER = type(sb.StateTtlConfig.new_builder("1 hour"))
+#: Public names of the classes of the package apache-flink 2.3.0, and the classes here.
+PYFLINK: list[tuple[type, str]] = [
+    (sb.ValueState, "clear update value"),
+    (sb.ListState, "add add_all clear get update"),
+    (sb.MapState, "clear contains get is_empty items keys put put_all remove values"),
+    (sb.ReducingState, "add clear get"),
+    (sb.AggregatingState, "add clear get"),
+    (sb.BroadcastState, "clear contains get is_empty items keys put put_all remove values"),
+    (sb.ReducingStateDescriptor, "enable_time_to_live get_name get_reduce_function"),
+    (sb.AggregatingStateDescriptor, "enable_time_to_live get_name get_agg_function"),
+    (sb.StateTtlConfig, "get_cleanup_strategies get_state_visibility get_ttl get_ttl_time_characteristic"),
+    (sb.StateTtlConfig, "get_update_type is_enabled new_builder"),
+    (BUILDER, "build cleanup_full_snapshot cleanup_in_rocksdb_compact_filter cleanup_incrementally"),
+    (BUILDER, "disable_cleanup_in_background never_return_expired return_expired_if_not_cleaned_up"),
+    (BUILDER, "set_state_visibility set_ttl set_ttl_time_characteristic set_update_type"),
+    (BUILDER, "update_ttl_on_create_and_write update_ttl_on_read_and_write use_processing_time"),
+    (sb.FunctionContext, "get_aggregating_state get_broadcast_state get_list_state get_map_state"),
+    (sb.FunctionContext, "get_current_key get_reducing_state get_state time_domain timer_service timestamp"),
+    (sb.KeyedProcessFunction, "close on_timer open process_broadcast_element process_element"),
+    (sb.AggregateFunction, "add create_accumulator get_result merge"),
+    (Timers, "current_processing_time current_watermark delete_event_time_timer"),
+    (Timers, "delete_processing_time_timer register_event_time_timer register_processing_time_timer"),
+]
+OWNERS = {
+    "ctx": sb.FunctionContext,
+    "config": sb.StateTtlConfig("1 hour"),
+    "descriptor": sb.AggregatingStateDescriptor("n", "avg", int),
+    "function": sb.KeyedProcessFunction,
+}
+
+
+def test_page_names_what_differs_from_pyflink() -> None:
+    page = (ROOT / "docs/start/from-flink.md").read_text(encoding="utf-8")
+    (rows,) = [lines[1:] for lines in tables(page) if lines[0] == ["PyFlink", "here", "difference"]]
+    listed = {re.search(r"(\w+)\(", theirs)[1] for theirs, _, _ in rows}  # type: ignore[index]
+    assert {name for ours, names in PYFLINK for name in names.split() if not hasattr(ours, name)} == listed
+    for _, ours, _ in rows:
+        owner, name = re.match(r"`(\w+)\.(\w+)", ours).groups()  # type: ignore[union-attr]
+        assert hasattr(OWNERS[owner], name) or name in ("reduction", "process_broadcast"), ours
+
+
+def test_page_names_all_of_sparks_functions_with_state() -> None:
+    page = (ROOT / "docs/start/from-spark.md").read_text(encoding="utf-8")
+    theirs: list[Any] = [stateful_processor.StatefulProcessor, stateful_processor.StatefulProcessorHandle]
+    theirs += [
+        stateful_processor.ListState,
+        stateful_processor.MapState,
+        stateful_processor.TimerValues,
+        GroupState,
+    ]
+    names = {name for each in theirs for name in dir(each) if not name.startswith("_")}
+    assert sorted(name for name in names if not re.search(rf"\b{name}\b", page)) == []
