@@ -1,4 +1,4 @@
-"""Measures checkpoints: ``python -m bench.checkpoint P5 P10 P11 P23 slow-down operator many``, or all by default.
+"""Measures checkpoints: ``python -m bench.checkpoint P5 P10 P11 P23 slow-down operator many retained``; default: all.
 
 Prints a table and writes ``build/bench/checkpoint.json``. Nothing else should run on the machine meanwhile. ``--n``
 entries, ``--folder`` on the disk that is to be measured.
@@ -106,6 +106,16 @@ def many_of(report: Report, args: argparse.Namespace) -> None:
         report.row("many", f"restore of {n:,} namespaces of a {kind} state; at least 1", restored, "M/s")
 
 
+def retained(report: Report, args: argparse.Namespace) -> None:
+    n = min(args.n, 4_000_000)
+    for share in (0.001, 0.1, 1):
+        taken = amplification.space(n, 150, int(n * share), args.folder)
+        what = f"{n:,} entries, 150 batches of {share:.1%} of the keys"
+        report.row("retained", f"the state, {what}", taken["state"], "MB")
+        report.row("retained", "its store with retain='auto', at most", taken["disk"], "MB")
+        report.row("retained", "checkpoints kept after the last batch", taken["kept"], "checkpoints")
+
+
 FIGURES = {
     "P5": p5,
     "P10": p10,
@@ -114,6 +124,7 @@ FIGURES = {
     "slow-down": slow_down,
     "operator": operator,
     "many": many_of,
+    "retained": retained,
 }
 
 

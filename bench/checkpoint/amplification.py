@@ -123,3 +123,20 @@ def simulated(n: int, batches: int, changes: int) -> dict[str, Any]:
         most = max(most, len(deltas) + 1)
     of_changes = batches * changes * CHANGE
     return {kind: size / of_changes for kind, size in written.items()} | {"files": most}
+
+
+def space(n: int, batches: int, changes: int, folder: str | None) -> dict[str, float]:
+    """The disk that a store with ``retain="auto"`` needs at most, the state, and how many checkpoints are kept."""
+    keyed, (state,) = filled(n)
+    rng, most = np.random.default_rng(5), 0
+    with store_in(folder, retain="auto") as store, keyed:
+        for batch in range(batches):
+            keys = np.arange(n) if changes == n else rng.choice(n, changes, replace=False)
+            state.update_many(keys, rng.integers(0, 2**62, changes))
+            store.commit(batch, [keyed.snapshot(batch, store).result()])
+            files = [path.stat() for path in Path(store.uri).rglob("*") if path.is_file()]
+            most = max(most, sum(each.st_size for each in files))
+            if batch == 0:
+                state_bytes = most
+        kept = len(store.checkpoints())
+    return {"state": state_bytes / 1e6, "disk": most / 1e6, "kept": kept}

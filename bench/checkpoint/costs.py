@@ -65,10 +65,10 @@ def filled(
 
 
 @contextmanager
-def store_in(folder: str | None, max_parallelism: int = 128) -> Iterator[sb.CheckpointStore]:
+def store_in(folder: str | None, max_parallelism: int = 128, retain: Any = 1) -> Iterator[sb.CheckpointStore]:
     """A store of its own, on the disk that ``folder`` is on."""
     with tempfile.TemporaryDirectory(dir=folder) as root:
-        store = sb.CheckpointStore(root, retain=1)
+        store = sb.CheckpointStore(root, retain=retain)
         with store.open_for_writing(key_type="bigint", max_parallelism=max_parallelism):
             yield store
 
