@@ -42,7 +42,7 @@ help:
 	@echo 'make asan   checked build under AddressSanitizer, tests of the core and of the states; ubsan: undefined behaviour'
 	@echo 'make bench  benchmarks, with the peers in the same run'
 	@echo 'make docs   HTML pages in build/docs'
-	@echo 'make lint   ruff, mypy, cython-lint'
+	@echo 'make lint   ruff, mypy, cython-lint, words'
 	@echo 'make format rewrite the Python files as ruff wants them'
 	@echo 'make clean  remove everything built; keeps .venv'
 	@echo
@@ -132,6 +132,7 @@ lint: $(STAMP).lint
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint $$(find statebackend tests -name '*.pyx' -o -name '*.pxd')
+	@$(PY) scripts/words.py
 
 format: $(STAMP).lint
 	@$(PY) -m ruff check --fix --quiet . || true
