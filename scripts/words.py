@@ -71,10 +71,14 @@ def main(arguments: list[str]) -> int:
             for name, place in marks(text):
                 found[kind] += 1
                 if "--all" in arguments:
-                    print(f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}: {name}: ...{place}...")
+                    print(
+                        f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}: {name}: ...{place}..."
+                    )
     rates = {kind: 10_000 * found[kind] / words[kind] for kind in words}
     for kind, rate in rates.items():
-        print(f"words: {kind} {words[kind]:,}, phrases to reword {found[kind]}, in 10,000 words {rate:.1f} of {LIMIT}")
+        print(
+            f"words: {kind} {words[kind]:,}, phrases to reword {found[kind]}, in 10,000 words {rate:.1f} of {LIMIT}"
+        )
     print(f"words: exceptions: {', '.join(EXCEPTIONS)}")
     return any(rate > LIMIT for rate in rates.values())
 

@@ -53,4 +53,6 @@ def test_code_and_exceptions_are_not_read(words: ModuleType, tmp_path: Path) -> 
 
 
 def test_pages_keep_the_limit(words: ModuleType) -> None:
-    assert words.main([str(ROOT / name) for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "docs")]) == 0
+    assert (
+        words.main([str(ROOT / name) for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "docs")]) == 0
+    )
