@@ -367,6 +367,7 @@ class ClusterExecution(Execution):
             "after": told.after,
             "told": told.told,
             "follows": self._committed_id,
+            "planned": begun.planned,
         }
         schema = self._engine.schema(incoming).serialize().to_pybytes()
         with watch.part("run"):

@@ -50,6 +50,7 @@ from statebackend.cluster.shuffle_sender import TASKS_LINK
 from statebackend.cluster.shuffle_staging import PieceStaging, StagedRows, pieces_of
 from statebackend.cluster.wire import Link, LinkClosed, LinkError, Listener, Message, connect
 from statebackend.errors import ClosedError, HostError, StateBackendError, StoreError, UsageError
+from statebackend.functions import PlannedTimes
 from statebackend.keys import range_for
 from statebackend.runtime.batch_progress import Stopwatch
 from statebackend.runtime.batch_rows import Batch, ChunkedBatch, Survey
@@ -337,7 +338,8 @@ class Host:
             with ExitStack() as of_batch:
                 with watch.part("prepare"):
                     batch = self._batch(staged, message, of_batch)
-                ran = execution.run_rows(of_try.batch_id, batch, header["now"], watch)
+                planned = None if header["planned"] is None else PlannedTimes(*header["planned"])
+                ran = execution.run_rows(of_try.batch_id, batch, header["now"], watch, planned)
                 self._ran = (of_try.batch_id, ran)
                 del batch
             try:

@@ -13,7 +13,7 @@
 ([('ann', 1)], [('ann', 2)])
 """
 
-from statebackend.functions.context import Counter, FunctionContext, Metrics
+from statebackend.functions.context import Counter, FunctionContext, Metrics, PlannedTimes
 from statebackend.functions.process import (
     BatchProcessFunction,
     CheckpointedFunction,
@@ -27,6 +27,7 @@ from statebackend.functions.process import (
     map_with_state,
 )
 from statebackend.functions.row_options import EventTime, Rule, to_output
+from statebackend.functions.whole_keys import EngineFrame, WholeKeysFunction
 
 __all__ = [
     "CheckpointedFunction",
@@ -35,8 +36,11 @@ __all__ = [
     "BatchProcessFunction",
     "CheckpointListener",
     "Counter",
+    "EngineFrame",
     "EventTime",
     "FunctionContext",
+    "PlannedTimes",
+    "WholeKeysFunction",
     "KeyRowsFunction",
     "KeyedProcessFunction",
     "Metrics",

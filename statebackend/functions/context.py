@@ -34,6 +34,18 @@ class BatchPosition(NamedTuple):
 NOWHERE = BatchPosition(None)
 
 
+class PlannedTimes(NamedTuple):
+    """The times that the engine has planned for a batch, in milliseconds."""
+
+    #: The time of the batch by the engine's clock.
+    now: int
+    #: The watermark that fires timers, and the one through which rows are late.
+    watermark: int
+    late: int
+    #: True if the engine would run a batch without rows when the watermark advances.
+    runs_without_rows: bool = False
+
+
 def no_event_time(what: str, *, detail: str | None = None, hint: str = "") -> UsageError:
     """The error for a job without ``event_time=``."""
     return UsageError(
@@ -113,6 +125,7 @@ class FunctionContext(StateGetters):
         "metrics",
         "now",
         "operator_backend",
+        "planned",
         "time_domain",
         "watermark",
     )
@@ -138,6 +151,8 @@ class FunctionContext(StateGetters):
         self.watermark: int | None = None
         #: In ``on_timer`` and ``on_timers``, ``"event"`` or ``"processing"``: the time of the timer. None elsewhere.
         self.time_domain: str | None = None
+        #: The times that the engine has planned for the batch; None if they are unknown.
+        self.planned: PlannedTimes | None = None
         #: The id of the running batch.
         self.batch_id: int = 0
         #: What is at hand between rows and timers, and for every row of a job without event time.

@@ -38,6 +38,8 @@ Row: TypeAlias = tuple[object, ...]
 
 #: The codecs of columns whose values are made from Arrow's buffers, when their row is.
 _CODECS = {kind.arrow: type_codec(kind) for kind in SCALARS if type_codec(kind).is_compiled}
+#: Times whose form in Python is that of their zone.
+_OF_A_ZONE = (TIMESTAMP.arrow,)
 #: What times are stored as, by its bytes.
 _INTEGERS: dict[int | None, pa.DataType] = {4: pa.int32(), 8: pa.int64()}
 #: Rows are made in pieces of this many, so that a large batch is never held as Python objects.
@@ -63,8 +65,16 @@ def row_maker(batch: pa.RecordBatch) -> RowMaker:
 def _column(array: pa.Array, name: str) -> Any:
     """A column as `RowMaker` takes it."""
     codec = _codec_of(array.type)
-    if codec is None:
-        return column_values(array, name)
+    return column_values(array, name) if codec is None else _buffers(array, codec)
+
+
+def made_column(array: pa.Array, values: Callable[[pa.Array], list[object]]) -> Any:
+    """The same for a column whose values are those that ``values`` gives, unless they have one form in Python."""
+    codec = _CODECS.get(array.type) if array.type not in _OF_A_ZONE else None
+    return values(array) if codec is None else _buffers(array, codec)
+
+
+def _buffers(array: pa.Array, codec: TypeCodec) -> Any:
     valid, *others = array.buffers()
     ends = others[0] if len(others) > 1 else None
     return codec, array.offset, valid if array.null_count else None, ends, others[-1]

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from statebackend._core import row_digest
 from statebackend.checkpoint import Manifest
 from statebackend.errors import CorruptCheckpointError, usage
+from statebackend.functions import PlannedTimes
 from statebackend.runtime.batch_progress import Json
 from statebackend.runtime.batch_rows import ChunkedRows
 
@@ -294,6 +295,8 @@ class BatchSource(NamedTuple):
     identify: Callable[[], Identity] | None = None
     #: Waits until the engine's plan is durable, before the commit; None: nothing to wait for.
     synced: Callable[[], None] | None = None
+    #: The times that the engine has planned for it, if the function goes by them.
+    times: PlannedTimes | None = None
 
     def identity_by_rows(self) -> Identity:
         """The identity of the batch by its rows; the engine computes it for that. O(bytes)."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 from statebackend.checkpoint import Checkpoint, CheckpointStore, Snapshot, StateSnapshot, StoredFile
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import UsageError
+from statebackend.functions import PlannedTimes
 from statebackend.keys import KeyGroupRange
 from statebackend.runtime.batch_identity import BatchRecord, BatchSource, Identity, rows_identity
 from statebackend.runtime.batch_progress import Figures, Stopwatch, sizes, storable
@@ -49,6 +50,8 @@ class BatchTimes(NamedTuple):
     watermark: int | None
     #: The watermark by the clock, which counts if no row comes with a time; None unless rows have stayed away for long.
     idle: int | None = None
+    #: The times that the engine has planned, if the function goes by them.
+    planned: PlannedTimes | None = None
 
 
 class BatchTime:
@@ -76,18 +79,24 @@ class BatchTime:
                 "are the clock's: if the rows are of another time, give it another name, so that it begins anew"
             )
 
-    def begin(self, last_id: int | None = None, planned_at: int | None = None) -> BatchTimes:
+    def begin(
+        self,
+        last_id: int | None = None,
+        planned_at: int | None = None,
+        planned: PlannedTimes | None = None,
+    ) -> BatchTimes:
         """The times of the batch after ``last_id``. Raises if the clock cannot be believed.
 
         A stream is idle up to the time at which the batch was planned: later rows come with the next one, and the plan
-        of a batch that is run again may be old.
+        of a batch that is run again may be old. With ``planned``, the time of the batch is the one in there.
         """
-        clock = clocks.read(self._clock)
+        clock = clocks.read(self._clock) if planned is None else planned.now
         self._check_jump(clock, last_id)
         before, watermark, _ = self.committed
         now = clock if before is None else max(clock, before)
         looked = now if planned_at is None else min(now, planned_at)
-        return BatchTimes(now, clock, watermark, self._idle_watermark(looked))
+        planned = None if planned is None else planned._replace(now=now)
+        return BatchTimes(now, clock, watermark, self._idle_watermark(looked), planned)
 
     def after(self, begun: BatchTimes, times: RowTimes | None) -> CheckpointTimes:
         """The times to commit with a batch whose rows had these times."""
@@ -214,16 +223,25 @@ class LocalExecution(Execution):
             made = Batch if isinstance(rows, pa.Table) else ChunkedBatch
             batch = made(self._job, rows, watermark=begun.watermark, clock=begun.clock, idle=begun.idle)
             del rows
-        return CommitRequest(self.run_rows(batch_id, batch, begun.now, watch), identity, batch.times)
+        ran = self.run_rows(batch_id, batch, begun.now, watch, begun.planned)
+        return CommitRequest(ran, identity, batch.times)
 
-    def run_rows(self, batch_id: int, batch: Batch | ChunkedBatch, now: int, watch: Stopwatch) -> BatchResult:
+    def run_rows(
+        self,
+        batch_id: int,
+        batch: Batch | ChunkedBatch,
+        now: int,
+        watch: Stopwatch,
+        planned: PlannedTimes | None = None,
+    ) -> BatchResult:
         """The same for rows that are here. After it, `undo` may end the batch, too."""
         pending: list[Snapshot] = []
         files = OutputFiles(lambda: self._store.begin_snapshot(batch_id), self._delivered)
         try:
             with watch.part("function"):
                 # Rows out of a batch in memory wait there: they are written while the state is.
-                given = self.task.run(batch_id, batch, now, None if isinstance(batch, Batch) else files)
+                into = None if isinstance(batch, Batch) else files
+                given = self.task.run(batch_id, batch, now, into, planned)
             rows = {name: files.count(name) + len(each) for name, each in given.items()}
             self._check_delivered(batch_id, rows)
             with watch.part("snapshot"):

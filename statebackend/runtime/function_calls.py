@@ -36,6 +36,7 @@ from statebackend.functions import (
     FunctionContext,
     KeyedProcessFunction,
     KeyRowsFunction,
+    WholeKeysFunction,
 )
 from statebackend.functions.context import BatchPosition
 from statebackend.keys import VOID, canonical_column, key_encoder
@@ -289,6 +290,19 @@ class BatchCalls(FunctionCalls):
             )
         context.time_domain, context.watermark = None, before
         timers._watermark = before
+
+
+class WholeKeysCalls(BatchCalls):
+    """The calls of a `WholeKeysFunction`, which fires its timers itself."""
+
+    def __init__(self, function: WholeKeysFunction, *arguments: Any) -> None:
+        super().__init__(function, *arguments)
+        self._end_batch = function.end_batch
+
+    def fire_all(self, now: int) -> None:
+        self.forget_key()
+        self.given.add_batches(self._end_batch(self.context, self.after))
+        self.forget_key()
 
 
 #: Rows come in parts of this many.

@@ -12,9 +12,11 @@ from statebackend.checkpoint.store.manifest import MAIN_OUTPUT
 from statebackend.errors import UsageError, usage
 from statebackend.functions import (
     BatchProcessFunction,
+    EngineFrame,
     KeyedProcessFunction,
     KeyRowsFunction,
     ProcessFunction,
+    WholeKeysFunction,
 )
 from statebackend.functions.row_options import EventTime, Rule, checked_rule, output_of
 from statebackend.runtime.arrow_rows import OutputSchema
@@ -185,7 +187,25 @@ class Job:
     @property
     def takes_whole_keys(self) -> bool:
         """True if the function takes all rows of a key at once."""
-        return isinstance(self.function, KeyRowsFunction)
+        return isinstance(self.function, (KeyRowsFunction, WholeKeysFunction))
+
+    @property
+    def is_planned(self) -> bool:
+        """True if the function goes by the times that the engine has planned."""
+        return isinstance(self.function, WholeKeysFunction)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The settings of the engine's session that the function depends on."""
+        return getattr(self.function, "settings", ())
+
+    def on_frame(self, frame: EngineFrame) -> Job:
+        """The job for batches of such frames; itself, unless the function depends on them."""
+        if not isinstance(self.function, WholeKeysFunction):
+            return self
+        bound, function = copy.copy(self), copy.copy(self.function)
+        bound.function, bound.event_time = function, function.on_frame(frame)
+        return bound
 
     @property
     def columns(self) -> tuple[str, ...]:

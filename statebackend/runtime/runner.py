@@ -256,7 +256,7 @@ class Runner:
         self._check_follows(batch_id)
         planned_at = None if incoming.planned is None else incoming.planned.get("time")
         assert planned_at is None or isinstance(planned_at, int)
-        begun = self._time.begin(self.last_id, planned_at)
+        begun = self._time.begin(self.last_id, planned_at, incoming.times)
         outcome = self._execution.run(batch_id, incoming, begun, watch)
         times = self._time.after(begun, outcome.times)
         try:

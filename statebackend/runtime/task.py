@@ -18,7 +18,9 @@ from statebackend.functions import (
     KeyedProcessFunction,
     KeyRowsFunction,
     Metrics,
+    PlannedTimes,
     ProcessFunction,
+    WholeKeysFunction,
 )
 from statebackend.keys import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
@@ -30,6 +32,7 @@ from statebackend.runtime.function_calls import (
     FunctionCalls,
     KeyRowsCalls,
     RowCalls,
+    WholeKeysCalls,
     is_interrupt,
 )
 from statebackend.runtime.job import Job
@@ -88,7 +91,8 @@ class Task:
             subtask_index=subtask_index, parallelism=parallelism, restore=restore
         )
         #: All restored states, until it is certain that the function requests them.
-        self._restored = self._unrequested() if refuses_unrequested else []
+        keeps = isinstance(job.function, WholeKeysFunction)
+        self._restored = self._unrequested() if refuses_unrequested and not keeps else []
         self._context = FunctionContext(
             self.keyed, self.operator, self.metrics, has_event_time=job.event_time is not None
         )
@@ -106,11 +110,17 @@ class Task:
     # --- a batch ---
 
     def run(
-        self, batch_id: int, batch: Batch | ChunkedBatch, now: int, files: OutputFiles | None = None
+        self,
+        batch_id: int,
+        batch: Batch | ChunkedBatch,
+        now: int,
+        files: OutputFiles | None = None,
+        planned: PlannedTimes | None = None,
     ) -> Result:
         """Run the function over a batch and return the rows of each output: a table if it has a schema, else a list.
 
-        With ``files``, rows go there as they come, and the last few of each output are returned.
+        With ``files``, rows go there as they come, and the last few of each output are returned. ``planned`` has the
+        engine's times of the batch.
         If anything raises, state is as before, and the next batch gets a fresh copy of the function.
         """
 
@@ -118,11 +128,13 @@ class Task:
             calls.run(batch)
             self._rows = batch.num_rows
 
-        return self._begun(batch_id, now, batch.times, run, files)
+        return self._begun(batch_id, now, batch.times, run, files, planned)
 
-    def pass_time(self, batch_id: int, now: int, times: RowTimes | None) -> Result:
+    def pass_time(
+        self, batch_id: int, now: int, times: RowTimes | None, planned: PlannedTimes | None = None
+    ) -> Result:
         """The same without rows: timers that are due fire."""
-        return self._begun(batch_id, now, times, lambda calls: None)
+        return self._begun(batch_id, now, times, lambda calls: None, planned=planned)
 
     def _begun(
         self,
@@ -131,6 +143,7 @@ class Task:
         times: RowTimes | None,
         run: Callable[[FunctionCalls], None],
         files: OutputFiles | None = None,
+        planned: PlannedTimes | None = None,
     ) -> Result:
         if self._marks is not None:
             raise usage.no_batch("the batch before has not been ended")
@@ -139,6 +152,7 @@ class Task:
         context = self._context
         context.now, context.batch_id, context._at = now, batch_id, context._nowhere
         context.time_domain, context.watermark = None, None if times is None else times.before
+        context.planned = planned
         self._rows = 0
         self._failed = None
         self._fired_before = 0 if self._timers is None else self._timers.fired
@@ -236,6 +250,8 @@ class Task:
         function = self._function
         after = None if self._watermarks is None else self._watermarks[1]
         common = (self.job, self.keyed, self._context, given, after)
+        if isinstance(function, WholeKeysFunction):
+            return WholeKeysCalls(function, *common)
         if isinstance(function, BatchProcessFunction):
             return BatchCalls(function, *common)
         if isinstance(function, KeyRowsFunction):

@@ -41,9 +41,12 @@ from statebackend.spark.session import (
     check_reachable,
     check_readable_by_executors,
     column_types,
+    engine_frame,
     execute,
     is_connect,
     local_folder,
+    parsed_plan,
+    planned_times,
     shown_location,
 )
 from statebackend.spark.sink_delivery import OutputFrames, SinkDeliveries
@@ -200,6 +203,9 @@ class StatefulBatches:
             runner = self._opened(frame)
         rows = self._way.rows_of(frame, self._job)
         incoming = rows.incoming(self._planned(batch_id, watch), partial(execute, frame))
+        if self._job.is_planned:
+            now = None if self._clock is None else clocks.read(self._clock)
+            incoming = incoming._replace(times=planned_times(frame, batch_id, self._plan, now))
         self._check_given_once(frame, batch_id)
         with ThreadPoolExecutor(1) as meanwhile:
             if self._spark_log is not None:
@@ -237,8 +243,15 @@ class StatefulBatches:
         if self._query_run is None:
             return None
         with watch.part("plan"):
-            found = None if self._spark_log is None else self._spark_log.planned(batch_id)
-            return found or self._query_run.planned(batch_id)
+            text = self._plan(batch_id)
+            return None if text is None else parsed_plan(text)
+
+    def _plan(self, batch_id: int) -> str | None:
+        """The entry of a batch in Spark's offset log."""
+        found = None if self._spark_log is None else self._spark_log.plan(batch_id)
+        if found is None and self._query_run is not None:
+            found = self._query_run.plan(batch_id)
+        return found
 
     def _deliver(
         self, frame: DataFrame, batch_id: int, runner: Runner, committed: CommittedBatch, watch: Stopwatch
@@ -323,6 +336,8 @@ class StatefulBatches:
         return runner
 
     def _check_frame(self, frame: DataFrame) -> None:
+        if self._job.is_planned:
+            self._job = self._job.on_frame(engine_frame(frame, self._job.settings))
         check_reachable(frame, self._unopened.address)
         self._job.check_columns(frame.columns)
         for name in self._deliveries:

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
@@ -21,6 +21,7 @@ import pyarrow as pa
 from statebackend.checkpoint.files import PosixCalls, scheme_of, without_secrets
 from statebackend.checkpoint.files.store_files import storing
 from statebackend.errors import UsageError, usage
+from statebackend.functions import EngineFrame, PlannedTimes
 from statebackend.runtime.batch_identity import Identity, plan_identity
 from statebackend.runtime.batch_progress import Json
 from statebackend.types import of
@@ -106,8 +107,8 @@ class QueryRun:
         except Exception:  # noqa: BLE001 - internals of Spark
             return None
 
-    def planned(self, batch_id: int) -> Identity | None:
-        """The identity of a batch from its entry in Spark's offset log; None if there is no entry."""
+    def plan(self, batch_id: int) -> str | None:
+        """The entry of a batch in Spark's offset log; None if there is none."""
         try:
             log = self._java.offsetLog()
             found = log.get(batch_id)
@@ -115,11 +116,10 @@ class QueryRun:
                 return None
             written = self._jvm.java.io.ByteArrayOutputStream()
             log.serialize(found.get(), written)
-            text = str(written.toString("UTF-8"))
+            return str(written.toString("UTF-8"))
         except Exception:  # noqa: BLE001 - internals of Spark: then the rows themselves are compared
             _log.info("Spark's offset log cannot be read", exc_info=True)
             return None
-        return parsed_plan(text)
 
 
 def parsed_plan(text: str) -> Identity | None:
@@ -148,6 +148,19 @@ def _parsed_offset(line: str) -> Json:
     return offset
 
 
+def parsed_times(text: str | None) -> tuple[int, int]:
+    """The time and the watermark in an entry of Spark's offset log; zeros if there is none.
+
+    >>> parsed_times('v1\\n{"batchWatermarkMs":500,"batchTimestampMs":1000,"conf":{}}\\n-')
+    (1000, 500)
+    """
+    try:
+        found = json.loads("" if text is None else text.splitlines()[1])
+        return int(found["batchTimestampMs"]), int(found["batchWatermarkMs"])
+    except (IndexError, KeyError, TypeError, ValueError):
+        return 0, 0
+
+
 class SparkLog:
     """Spark's logs of the content of each batch, if they lie in a folder that this process can reach.
 
@@ -168,11 +181,11 @@ class SparkLog:
         folder = local_folder(location)
         return None if folder is None else cls(folder)
 
-    def planned(self, batch_id: int) -> Identity | None:
-        """The identity of a batch, as `QueryRun.planned` gives it; None if its file cannot be read."""
+    def plan(self, batch_id: int) -> str | None:
+        """The entry of a batch in Spark's offset log; None if its file cannot be read."""
         try:
             with open(f"{self.folder}/offsets/{batch_id}", encoding="utf-8") as file:
-                return parsed_plan(file.read())
+                return file.read()
         except (OSError, ValueError):
             return None
 
@@ -255,6 +268,35 @@ def shown_location(location: str | None) -> str | None:
 def column_types(frame: DataFrame) -> dict[str, object]:
     """The types of the columns; for names that occur twice, the last."""
     return {field.name: field.dataType for field in frame.schema.fields}
+
+
+#: The key under which Spark's frames have the delay of a watermark, in the metadata of its column.
+_WATERMARK = "spark.watermarkDelayMs"
+_NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+
+
+def engine_frame(frame: DataFrame, settings: Iterable[str]) -> EngineFrame:
+    """What a function may know of a frame: its watermark, and these settings of the session."""
+    found = [
+        (field.name, field.metadata[_WATERMARK])
+        for field in frame.schema.fields
+        if _WATERMARK in (field.metadata or {})
+    ]
+    get = frame.sparkSession.conf.get
+    return EngineFrame(found[0] if found else None, {name: str(get(name)) for name in settings})
+
+
+def planned_times(
+    frame: DataFrame, batch_id: int, plan: Callable[[int], str | None], now: int | None
+) -> PlannedTimes | None:
+    """The times that Spark has planned for a batch; ``plan`` reads its offset log, ``now`` replaces its clock."""
+    text = plan(batch_id)
+    if text is None:
+        return None
+    at, watermark = parsed_times(text)
+    runs_without_rows = str(frame.sparkSession.conf.get(_NO_DATA)).lower() == "true"
+    late = watermark if runs_without_rows else parsed_times(plan(batch_id - 1) if batch_id else None)[1]
+    return PlannedTimes(at if now is None else now, watermark, late, runs_without_rows)
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:

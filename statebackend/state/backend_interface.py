@@ -385,6 +385,10 @@ class KeyedStateBackend(StateGetters, ABC):
         """
         return []
 
+    def restored_descriptor(self, name: str) -> StateDescriptor | None:
+        """A descriptor that takes over a restored state as it is, which nobody has asked for; None if there is none."""
+        return None
+
     def savepoint(self, store_or_uri: Any) -> Any:
         """Write everything in the form that all backends read. Optional: raises if not supported."""
         raise UsageError(f"{type(self).__name__} writes no savepoints", code="USAGE.NOT_AVAILABLE")

@@ -40,7 +40,7 @@ HOUSE: tuple[tuple[str, ...], ...] = (
     ("backends", "backends.heap", "backends.reference", "backends.rocksdb"),
     ("functions",),
     ("runtime",),
-    ("spark.sinks", "cluster"),
+    ("spark.sinks", "spark_functions", "cluster"),
     ("spark", "testing", "tools"),
     ("",),  # the package's own __init__: the public names
 )
@@ -65,6 +65,7 @@ OUTSIDE = ("numpy", "pyarrow")
 OUTSIDE_OF = {
     "statebackend.types.model": ("typing_extensions",),  # type checkers know it; no program imports it
     "statebackend.spark": ("pyspark", "py4j"),
+    "statebackend.spark_functions": ("pyspark", "pandas"),
     "statebackend._core": ("cython", "cpython", "libc", "posix"),  # Cython's own
 }
 

@@ -14,7 +14,7 @@ from spark_streams import Collecting, Fails, Outage, Stream, len_of, numbers
 
 import statebackend as sb
 from statebackend.checkpoint.files.posix_calls import PosixCalls
-from statebackend.spark.session import SparkLog
+from statebackend.spark.session import SparkLog, parsed_plan
 
 pytestmark = pytest.mark.spark
 
@@ -224,7 +224,7 @@ def test_plan_in_sparks_file_is_the_plan_that_spark_tells(stream: Stream) -> Non
     told = []
 
     def sink(frame: Any, batch_id: int) -> None:
-        told.append((batches._spark_log.planned(batch_id), batches._query_run.planned(batch_id)))
+        told.append([parsed_plan(each.plan(batch_id)) for each in (batches._spark_log, batches._query_run)])
 
     batches = stream.batches(sink=sink)
     for n in range(2):
@@ -233,4 +233,4 @@ def test_plan_in_sparks_file_is_the_plan_that_spark_tells(stream: Stream) -> Non
     assert [each[0]["kind"] for each in told] == ["plan"] * 2
     assert all(from_file == from_spark for from_file, from_spark in told)
     assert told[0] != told[1]
-    assert SparkLog(str(stream.folder / "stream")).planned(2) is None
+    assert SparkLog(str(stream.folder / "stream")).plan(2) is None

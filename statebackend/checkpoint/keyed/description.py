@@ -11,8 +11,16 @@ import pyarrow as pa
 from statebackend.checkpoint.store.manifest import CheckedStates, checked_states
 from statebackend.checkpoint.store.sealed import JsonObject, Malformed, instance
 from statebackend.errors import CorruptCheckpointError, SerializationError, StateMigrationError
-from statebackend.state import RESERVED, StateDescriptor
-from statebackend.types import Compatibility, Type
+from statebackend.state import (
+    MAX_TIMESTAMP,
+    RESERVED,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    StateDescriptor,
+    StateTtlConfig,
+    ValueStateDescriptor,
+)
+from statebackend.types import Compatibility, Type, from_config
 from statebackend.types.serializers import compatibility, describe
 
 _VALUE_ROLES = {"value": "value", "list": "element", "map": "value", "reducing": "value"}
@@ -56,6 +64,20 @@ class StateDescription:
 
     def to_json(self) -> JsonObject:
         return {"name": self.name, "kind": self.kind, "types": self.types, "ttl": self.ttl}
+
+    def descriptor(self) -> StateDescriptor:
+        """A descriptor that takes the state over as it is; of a state of values, a list or a map."""
+        types = {role: from_config(config) for role, config in self.types.items()}
+        made: StateDescriptor
+        if self.kind == "map":
+            made = MapStateDescriptor(self.name, types["key"], types["value"])
+        elif self.kind == "list":
+            made = ListStateDescriptor(self.name, types["element"])
+        else:
+            made = ValueStateDescriptor(self.name, types["value"])
+        if self.ttl:
+            made.enable_time_to_live(StateTtlConfig(MAX_TIMESTAMP))
+        return made
 
     def check(self, descriptor: StateDescriptor) -> Compatibility:
         """Tell how a descriptor can take over the rows; `StateMigrationError` if it cannot."""

@@ -1,0 +1,13 @@
+"""Spark's own stateful functions, unchanged, as functions of the library.
+
+A ``StatefulProcessor`` runs as a `ProcessorFunction`. The folder has, from the bottom up:
+
+* `spark_rows`: rows for functions, grouped by key and in Spark's order, and rows out;
+* `state_variables`: ``ValueState``, ``ListState`` and ``MapState`` over states of the backend;
+* `processor_handle`: the handle that ``init`` gets, with its variables and timers;
+* `batch_clock`: the times of a batch as Spark has them, the late rows, and the rounds of timers;
+* `processor_calls`: the calls of a processor in a batch.
+
+A function with a group state uses `spark_rows` and `batch_clock`, as `processor_calls` does.
+`statebackend.spark.own_functions` has the names that users call.
+"""

@@ -1,0 +1,166 @@
+"""The calls of a Spark ``StatefulProcessor`` in a batch, as a function of the library.
+
+A fresh copy of the processor is made for each batch. In a batch come ``init``, the rows of each key, the timers that
+are due, and ``close``. The function opens a copy before the first batch, too, whose ``init`` declares the variables.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.cloudpickle import dumps
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
+
+from statebackend.errors import UsageError, usage
+from statebackend.functions import EngineFrame, EventTime, FunctionContext, WholeKeysFunction
+from statebackend.runtime.arrow_rows import OutputSchema
+from statebackend.spark_functions.batch_clock import (
+    NO_TIME,
+    BatchClock,
+    checked_event_time,
+    event_time_on,
+    without_late,
+)
+from statebackend.spark_functions.processor_handle import DOMAINS, ProcessorHandle, Step
+from statebackend.spark_functions.spark_rows import PART, GroupedRows, RowsOut, row_class
+
+TIME_MODES = ("None", *DOMAINS)
+_ZONE = "spark.sql.session.timeZone"
+
+
+def time_mode_of(given: Any) -> str:
+    """A time mode as Spark takes it, in any case.
+
+    >>> time_mode_of("processingtime")
+    'ProcessingTime'
+    """
+    modes = {mode.lower(): mode for mode in TIME_MODES}
+    if not isinstance(given, str) or given.lower() not in modes:
+        raise UsageError(
+            f"[STATEFUL_PROCESSOR_UNKNOWN_TIME_MODE] Unknown time mode {given}. Accepted timeMode modes are 'none', "
+            "'processingTime', 'eventTime'",
+            code="USAGE.TIME_MODE",
+        )
+    return modes[given.lower()]
+
+
+class ProcessorFunction(WholeKeysFunction):
+    """A function that calls a processor with rows."""
+
+    settings = (_ZONE,)
+
+    def __init__(
+        self,
+        processor: StatefulProcessor,
+        *,
+        key: tuple[str, ...],
+        output_schema: OutputSchema,
+        time_mode: str,
+        event_time: str | EventTime | None = None,
+    ) -> None:
+        if not isinstance(processor, StatefulProcessor):
+            raise usage.function(
+                f"a {type(processor).__name__} is no StatefulProcessor",
+                hint="pass an object of a class that derives from pyspark.sql.streaming.StatefulProcessor",
+            )
+        self._pickled: bytes = dumps(processor)  # type: ignore[no-untyped-call]
+        self.name = type(processor).__name__
+        self._key = key
+        self._schema = output_schema
+        self._time_mode = time_mode
+        self._given = checked_event_time(event_time)
+        self._event_time: EventTime | None = None
+        self._timezone = "UTC"
+        self._processor: Any = None
+        self._handle: ProcessorHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.name}>"
+
+    # --- the frame and the life of the function ---
+
+    def on_frame(self, frame: EngineFrame) -> EventTime | None:
+        self._timezone = frame.settings.get(_ZONE, "UTC")
+        if self._time_mode == "EventTime":
+            self._event_time = event_time_on(frame, self._given)
+        return self._event_time
+
+    def open(self, ctx: FunctionContext) -> None:
+        processor = pickle.loads(self._pickled)
+        processor.init(ProcessorHandle(ctx, self._time_mode, Step.PRE_INIT))
+        processor.close()
+
+    def _begun(self, ctx: FunctionContext) -> tuple[Any, ProcessorHandle]:
+        """The processor of the running batch, and its handle."""
+        if self._handle is None:
+            handle = ProcessorHandle(ctx, self._time_mode)
+            self._processor = pickle.loads(self._pickled)
+            self._handle = handle
+            self._processor.init(handle)
+            handle.step = Step.INITIALIZED
+        return self._processor, self._handle
+
+    def close(self) -> None:
+        self._processor = self._handle = None
+
+    def _timer_values(self, clock: BatchClock) -> TimerValues:
+        if self._time_mode == "None":
+            return TimerValues(NO_TIME, NO_TIME)
+        return TimerValues(clock.now, clock.watermark)
+
+    # --- the batch ---
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: FunctionContext) -> Iterator[pa.RecordBatch]:
+        clock = BatchClock.of(ctx)
+        if self._event_time is not None:
+            kept = without_late(batch, self._event_time.column, clock.late)
+            ctx.metrics.counter("numRowsDroppedByWatermark").inc(batch.num_rows - kept.num_rows)
+            batch = kept
+        if not batch.num_rows:
+            return
+        processor, _ = self._begun(ctx)
+        handle_rows, values = processor.handleInputRows, self._timer_values(clock)
+        out = self._out()
+        take, taken, set_key = out.take, out.taken, ctx.keyed_backend.set_current_key
+        for key, rows in GroupedRows(batch, self._key, self._timezone).groups():
+            set_key(key)
+            take(handle_rows(key, rows, values))
+            if out.count >= PART:
+                yield from taken()
+        yield from taken()
+
+    def end_batch(self, ctx: FunctionContext, after: int | None) -> Iterator[pa.RecordBatch]:
+        for clock in BatchClock.of(ctx).rounds(ctx, after):
+            yield from self._fired(ctx, clock)
+
+    def _fired(self, ctx: FunctionContext, clock: BatchClock) -> Iterator[pa.RecordBatch]:
+        """A round of timers, and the end of the processor."""
+        processor, handle = self._begun(ctx)
+        handle.step = Step.DATA_PROCESSED
+        out, values = self._out(), self._timer_values(clock)
+        until = clock.now if self._time_mode == "ProcessingTime" else clock.watermark
+        made = row_class(self._key)
+        for key, time in handle.due(until):
+            out.take(
+                processor.handleExpiredTimer(
+                    key=tuple.__new__(made, key), timerValues=values, expiredTimerInfo=ExpiredTimerInfo(time)
+                )
+            )
+            handle.counts["numExpiredTimers"] += 1
+            if out.count >= PART:
+                yield from out.taken()
+        handle.step = Step.TIMER_PROCESSED
+        ctx.keyed_backend.clear_current_key()
+        processor.close()
+        handle.step = Step.CLOSED
+        yield from out.taken()
+        for name, count in handle.counts.items():
+            if name.endswith("Timers"):
+                ctx.metrics.counter(name).inc(count)
+        self._processor = self._handle = None
+
+    def _out(self) -> RowsOut:
+        return RowsOut(self._schema)

@@ -1,0 +1,252 @@
+"""Rows for Spark's functions, grouped by key, and the rows that such functions give.
+
+Keys come in Spark's ascending order. Rows are made when a function asks for them. They are Spark's ``Row``, of a class
+with a descriptor for each column, which is faster to read.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain, islice
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql import Row
+
+from statebackend._core.codecs.row_maker import RowMaker
+from statebackend.columns.nested_columns import encoded_keys
+from statebackend.errors import SerializationError, SerializationTypeError
+from statebackend.keys import canonical_column, key_encoder
+from statebackend.runtime.arrow_rows import OutputSchema, made_column
+from statebackend.types import ROW, of
+
+#: Rows are made in parts of this many, and rows out go to Arrow in such parts.
+PART = 16_384
+
+
+@lru_cache(maxsize=256)
+def row_class(names: tuple[str, ...]) -> type[Row]:
+    """The class of rows with these columns.
+
+    >>> row = row_class(("user", "count"))
+    >>> made = tuple.__new__(row, ("ann", 3))
+    >>> made, made.user, made["count"], made.asDict()
+    (Row(user='ann', count=3), 'ann', 3, {'user': 'ann', 'count': 3})
+    """
+    fields = vars(namedtuple("Fields", [f"f{at}" for at in range(len(names))]))
+    body: dict[str, Any] = {
+        name: fields[f"f{at}"]
+        for at, name in enumerate(names)
+        if not hasattr(Row, name) and not name.startswith("__")
+    }
+    body |= {"__slots__": (), "__fields__": list(names), "__module__": __name__}
+    return type("Row", (Row,), body)
+
+
+class GroupedRows:
+    """The rows of a batch, sorted by key. ``names`` are the columns of the key."""
+
+    def __init__(self, batch: pa.RecordBatch, names: Sequence[str], timezone: str) -> None:
+        order = sorted_by(batch, names)
+        self.rows: pa.RecordBatch = batch if order is None else batch.take(order)
+        self.timezone = timezone
+        keys = [self.rows.column(name) for name in names]
+        #: Where the rows of each key end.
+        self.ends = _ends(keys, names)
+        first = pa.array(np.concatenate([[0], self.ends[:-1]]).astype(np.int64))
+        self._keys = [python_values(column.take(first), timezone) for column in keys]
+
+    def keys(self) -> Iterator[tuple[Any, ...]]:
+        """The keys in their order."""
+        return zip(*self._keys, strict=True)
+
+    def groups(self) -> Iterator[tuple[tuple[Any, ...], Iterator[Any]]]:
+        """Each key with an iterator over its rows, which ends when the next key is asked for."""
+        rows = chain.from_iterable(self._parts())
+        counts = np.diff(self.ends, prepend=0).tolist()
+        for key, count in zip(self.keys(), counts, strict=True):
+            of_key = islice(rows, count)
+            yield key, of_key
+            for _ in of_key:  # a function may leave rows unread
+                pass
+
+    def _parts(self) -> Iterator[RowMaker]:
+        names = tuple(self.rows.schema.names)
+        made = row_class(names)
+        for start in range(0, self.rows.num_rows, PART):
+            part = self.rows.slice(start, PART)
+            columns = [
+                made_column(column, lambda column: python_values(column, self.timezone))
+                for name, column in zip(names, part.columns, strict=True)
+            ]
+            yield RowMaker(part.num_rows, made, columns, _unreadable)
+
+
+def _unreadable(at: int) -> SerializationError:
+    return SerializationError("a value cannot be read from Arrow", detail=f"column {at}")
+
+
+def python_values(column: pa.Array, timezone: str) -> list[Any]:
+    """The values of a column as Spark's workers give them: dicts for structs, pairs for maps, times in a zone."""
+    kind = in_zone(column.type, timezone)
+    if kind != column.type:
+        column = column.cast(kind)
+    if pa.types.is_integer(kind) and not column.null_count:
+        return column.to_numpy().tolist()  # type: ignore[no-any-return]
+    return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def in_zone(kind: pa.DataType, timezone: str) -> pa.DataType:
+    """The type with all its zone-aware times in this zone.
+
+    >>> in_zone(pa.list_(pa.timestamp("us", "UTC")), "Asia/Tokyo")
+    ListType(list<item: timestamp[us, tz=Asia/Tokyo]>)
+    """
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, timezone)
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(in_zone(kind.value_type, timezone)))
+    if pa.types.is_map(kind):
+        return pa.map_(in_zone(kind.key_type, timezone), in_zone(kind.item_type, timezone))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(in_zone(field.type, timezone)) for field in kind])
+    return kind
+
+
+def sorted_by(batch: pa.RecordBatch, names: Sequence[str]) -> pa.Array | None:
+    """The rows in Spark's ascending order of these columns: nulls first, NaN last; None if they are sorted."""
+    columns = [batch.column(name) for name in names]
+    if len(columns) == 1 and pa.types.is_integer(columns[0].type) and not columns[0].null_count:
+        values = columns[0].to_numpy()
+        if len(values) < 2 or bool((values[1:] >= values[:-1]).all()):
+            return None
+        return pa.array(np.argsort(values, kind="stable"))
+    if batch.num_rows < 2:
+        return None
+    by: dict[str, pa.Array] = {}
+    for at, column in enumerate(columns):
+        if not _is_sorted_by_arrow(column.type):
+            encoded = encoded_keys(key_encoder(ROW(key=of(column.type))), _as_struct(column))
+            by[f"by{at}"] = canonical_column(encoded)
+            continue
+        if column.null_count:
+            by[f"valid{at}"] = column.is_valid()
+        if pa.types.is_floating(column.type):
+            by[f"nan{at}"] = pc.is_nan(column)
+        by[f"by{at}"] = column
+    return pc.sort_indices(pa.table(by), sort_keys=[(name, "ascending") for name in by])
+
+
+def _is_sorted_by_arrow(kind: pa.DataType) -> bool:
+    is_a = pa.types
+    return bool(
+        is_a.is_primitive(kind)
+        or is_a.is_decimal(kind)
+        or is_a.is_string(kind)
+        or is_a.is_binary(kind)
+        or is_a.is_large_string(kind)
+    )
+
+
+def _as_struct(column: pa.Array) -> pa.StructArray:
+    return pa.StructArray.from_arrays([column], names=["key"])
+
+
+def _ends(keys: Sequence[pa.Array], names: Sequence[str]) -> NDArray[np.int64]:
+    """Where the rows of each key end, among rows that are sorted by key."""
+    count = len(keys[0])
+    if not count:
+        return np.zeros(0, np.int64)
+    differs = np.zeros(count - 1, np.bool_)
+    for column in keys:
+        if pa.types.is_integer(column.type) and not column.null_count:
+            values = column.to_numpy()
+            differs |= values[1:] != values[:-1]
+        elif pa.types.is_floating(column.type) or not _is_sorted_by_arrow(column.type):
+            encoded = encoded_keys(key_encoder(ROW(key=of(column.type))), _as_struct(column))
+            numbers = canonical_column(encoded).dictionary_encode().indices.to_numpy()
+            differs |= numbers[1:] != numbers[:-1]
+        else:
+            other = pc.not_equal(column.slice(1), column.slice(0, count - 1))
+            valid = column.is_valid().to_numpy(zero_copy_only=False)
+            differs |= pc.fill_null(other, False).to_numpy(zero_copy_only=False) | (valid[1:] != valid[:-1])
+    return np.append(np.flatnonzero(differs) + 1, count)
+
+
+class RowsOut:
+    """Takes the rows of a function, and makes Arrow of them as Spark's workers do: by name, missing ones null."""
+
+    def __init__(self, schema: OutputSchema) -> None:
+        self._schema = schema.arrow
+        self._is_flat = not any(map(pa.types.is_nested, self._schema.types))
+        self._rows: list[Any] = []
+        #: Takes the rows of a call; a generator runs to its end here.
+        self.take = self._rows.extend
+
+    @property
+    def count(self) -> int:
+        """The number of rows that have come."""
+        return len(self._rows)
+
+    def taken(self) -> Iterator[pa.RecordBatch]:
+        """The rows that have come, which are then gone."""
+        if self._rows:
+            yield self._batch(self._rows)
+            self._rows.clear()
+
+    def _batch(self, rows: list[Any]) -> pa.RecordBatch:
+        try:
+            fields = _shared_fields(rows) if self._is_flat else None
+            if fields is None:
+                dicts = [row.asDict(True) for row in rows]
+                return pa.RecordBatch.from_pylist(dicts, schema=self._schema)
+            columns = dict(zip(fields, zip(*rows, strict=True), strict=True))
+            return pa.RecordBatch.from_arrays(
+                [
+                    pa.array(columns[field.name], field.type)
+                    if field.name in columns
+                    else pa.nulls(len(rows), field.type)
+                    for field in self._schema
+                ],
+                schema=self._schema,
+            )
+        except (pa.ArrowException, OverflowError) as error:
+            raise _misfit(error, self._schema, rows) from error
+
+
+def _shared_fields(rows: Sequence[Any]) -> list[str] | None:
+    """The names that all rows have; None if they differ, or are no plain rows."""
+    if not rows or set(map(type, rows)) != {Row}:
+        return None
+    try:
+        fields: list[str] = rows[0].__fields__
+        if set(map(len, rows)) != {len(fields)} or not all(
+            map(fields.__eq__, map(attrgetter("__fields__"), rows))
+        ):
+            return None
+    except AttributeError:
+        return None
+    return fields
+
+
+def _misfit(error: Exception, schema: pa.Schema, rows: Sequence[Any]) -> SerializationError:
+    """The error that names the column which takes no such values."""
+    made = SerializationTypeError if isinstance(error, pa.ArrowTypeError) else SerializationError
+    dicts: Iterable[Mapping[str, Any]] = [row.asDict(True) for row in rows]
+    for field in schema:
+        try:
+            pa.array([row.get(field.name) for row in dicts], field.type)
+        except (pa.ArrowException, OverflowError):
+            return made(
+                "a value of the output does not fit its column",
+                code="SERIALIZATION.OUTPUT",
+                detail=f"output column {field.name!r} of type {field.type}",
+                hint="give values of the type that output_schema has",
+            )
+    return made("the rows of the output do not fit the schema", code="SERIALIZATION.OUTPUT")
