@@ -119,13 +119,13 @@ class FunctionContext(StateGetters):
         "_keys",
         "_nowhere",
         "_outputs",
+        "_planned",
         "_timers",
         "batch_id",
         "keyed_backend",
         "metrics",
         "now",
         "operator_backend",
-        "planned",
         "time_domain",
         "watermark",
     )
@@ -152,7 +152,7 @@ class FunctionContext(StateGetters):
         #: In ``on_timer`` and ``on_timers``, ``"event"`` or ``"processing"``: the time of the timer. None elsewhere.
         self.time_domain: str | None = None
         #: The times that the engine has planned for the batch; None if they are unknown.
-        self.planned: PlannedTimes | None = None
+        self._planned: PlannedTimes | None = None
         #: The id of the running batch.
         self.batch_id: int = 0
         #: What is at hand between rows and timers, and for every row of a job without event time.

@@ -152,7 +152,7 @@ class Task:
         context = self._context
         context.now, context.batch_id, context._at = now, batch_id, context._nowhere
         context.time_domain, context.watermark = None, None if times is None else times.before
-        context.planned = planned
+        context._planned = planned
         self._rows = 0
         self._failed = None
         self._fired_before = 0 if self._timers is None else self._timers.fired

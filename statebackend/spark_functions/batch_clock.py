@@ -31,8 +31,8 @@ class BatchClock(NamedTuple):
     @classmethod
     def of(cls, ctx: FunctionContext) -> BatchClock:
         """The times of the running batch."""
-        if ctx.planned is not None:
-            return cls(ctx.planned.now, ctx.planned.watermark, ctx.planned.late)
+        if ctx._planned is not None:
+            return cls(ctx._planned.now, ctx._planned.watermark, ctx._planned.late)
         watermark = ctx.watermark or 0
         return cls(ctx.now, watermark, watermark)
 
@@ -42,7 +42,7 @@ class BatchClock(NamedTuple):
         Spark runs such a batch when the watermark ``after`` the rows is past that of the batch.
         """
         yield self
-        runs_on = ctx.planned is None or ctx.planned.runs_without_rows
+        runs_on = ctx._planned is None or ctx._planned.runs_without_rows
         if runs_on and after is not None and after > self.watermark:
             yield self._replace(watermark=after, late=self.watermark)
 

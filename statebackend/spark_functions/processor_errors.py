@@ -14,8 +14,6 @@ class ProcessorError(UsageError, PySparkRuntimeError):
     Error register timer: ...
     """
 
-    default_code = "USAGE.PROCESSOR"
-
 
 _DOING = {
     "registerTimer": "Error register timer",
@@ -30,7 +28,9 @@ _DOING = {
 
 def refused(doing: str, spark_class: str, text: str, hint: str | None = None) -> ProcessorError:
     """The error of a call, with the class that Spark gives it."""
-    return ProcessorError(f"{_DOING.get(doing, doing)}: [{spark_class}] {text}", hint=hint)
+    return ProcessorError(
+        f"{_DOING.get(doing, doing)}: [{spark_class}] {text}", code="USAGE.PROCESSOR", hint=hint
+    )
 
 
 def invalid_handle_state(call: str, state: str) -> ProcessorError:

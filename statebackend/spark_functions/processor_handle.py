@@ -207,7 +207,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         if self.step > Step.CREATED:
             raise invalid_handle_state("deleteIfExists", self.step.name)
         if stateName not in self._ctx._descriptors:
-            restored = self._ctx.keyed_backend.restored_descriptor(stateName)
+            restored = self._ctx.keyed_backend._restored_descriptor(stateName)
             if restored is not None:
                 self._ctx.get_state(restored)
         if self.step is Step.CREATED and stateName in self._ctx._descriptors:

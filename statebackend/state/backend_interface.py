@@ -385,7 +385,7 @@ class KeyedStateBackend(StateGetters, ABC):
         """
         return []
 
-    def restored_descriptor(self, name: str) -> StateDescriptor | None:
+    def _restored_descriptor(self, name: str) -> StateDescriptor | None:
         """A descriptor that takes over a restored state as it is, which nobody has asked for; None if there is none."""
         return None
 

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from processor_pairs import Pair, Query, table
-
-pytest.importorskip("pyspark")
 
 
 def totals() -> Any:

@@ -185,7 +185,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._check_open()
         return [name for name in self._restored if not name.startswith(RESERVED)]
 
-    def restored_descriptor(self, name: str) -> StateDescriptor | None:
+    def _restored_descriptor(self, name: str) -> StateDescriptor | None:
         restored = self._restored.get(name)
         return None if restored is None else restored.description.descriptor()
 
