@@ -10,12 +10,15 @@ The job is a running sum and count per key, in large micro-batches and in small 
   rows                    ours, a KeyedProcessFunction, called for each row
   struct                  the same, with one ValueState of struct<sum:bigint,n:bigint>, read and written
   spark                   Spark's own aggregation, in the JVM
-  transformWithState      Spark's state API in Python (Row)
+  processor               ours, running the unchanged processor of the next one; published, with committed files
+  processor in pandas     the same with data frames
+  transformWithState      Spark's state API in Python (Row); InPandas, with data frames
   applyInPandasWithState  Spark's older one
 
 P24 is two hosts against batches, which is driver mode, and what each hop of a row costs with one, two and four hosts.
 P12 is batches, published and delta against spark, P13 batches against the two Python ones, each side at the size of
-batch that favours it and then both at the small one, P14 rows, and struct, against transformWithState; RocksDB is
+batch that favours it and then both at the small one, P14 rows, and struct, against transformWithState; P22 one
+unchanged processor through ours and through Spark's operator, in small and in tiny batches; RocksDB is
 rocksdb against spark, whose state is in RocksDB, too, and against batches. Each contender runs alone, in a process
 and JVM of its own, over the same files; state and output are durable after every batch, and the result is checked.
 All have the same sink, which writes with Spark, but for published and delta. A figure is the median of the batches
@@ -49,12 +52,17 @@ from bench.common.report import Report
 from bench.spark import page
 from bench.spark.parts import LABELS, batch_parts
 
-LARGE, SMALL = "large", "small"
+LARGE, SMALL, TINY = "large", "small", "tiny"
 #: Contenders of each figure: ours, peer, what the ratio has to be.
 FIGURES: dict[str, list[tuple[str, str, float | None]]] = {
     "P12": [("batches", "spark", 5.0), ("published", "spark", 8.0), ("delta", "spark", None)],
     "P13": [("batches", "transformWithState", 90.0), ("batches", "applyInPandasWithState", 90.0)],
     "P14": [("rows", "transformWithState", 50.0), ("struct", "transformWithState", 30.0)],
+    "P22": [
+        ("processor", "transformWithState", 15.0),
+        ("processor, published", "transformWithState", 15.0),
+        ("processor in pandas", "transformWithStateInPandas", 8.0),
+    ],
     "P24": [("two hosts", "batches", 0.5), ("one host", "batches", None), ("four hosts", "batches", None)],
     "RocksDB": [("rocksdb", "spark", 2.0), ("rocksdb", "batches", None)],
 }
@@ -70,7 +78,11 @@ FAVOURED = {
     "rows": LARGE,
     "struct": LARGE,
     "spark": LARGE,
+    "processor": SMALL,
+    "processor, published": SMALL,
+    "processor in pandas": SMALL,
     "transformWithState": SMALL,
+    "transformWithStateInPandas": SMALL,
     "applyInPandasWithState": SMALL,
 }
 #: What the Python ones of Spark import, which PySpark does not bring.
@@ -89,7 +101,11 @@ class Bench:
         if not (folder / "in").exists():
             (folder / "in").mkdir(parents=True)
             args = self.args
-            rows, keys = (args.rows, args.keys) if size == LARGE else (args.small_rows, args.small_keys)
+            rows, keys = {
+                LARGE: (args.rows, args.keys),
+                SMALL: (args.small_rows, args.small_keys),
+                TINY: (args.tiny_rows, args.tiny_rows),
+            }[size]
             rng = np.random.default_rng(args.seed)
             for batch in range(args.warmup + args.batches):
                 table = pa.table({"k": rng.integers(0, keys, rows), "v": rng.integers(-100, 100, rows)})
@@ -125,6 +141,8 @@ class Bench:
             sizes: list[tuple[str, str, float | None]] = [(FAVOURED[ours], FAVOURED[peer], target)]
             if FAVOURED[ours] != FAVOURED[peer]:
                 sizes.append((SMALL, SMALL, None))
+            if figure == "P22":
+                sizes.append((TINY, TINY, 2.0))
             for our_size, peer_size, wanted in sizes:
                 mine, theirs = self.rate(ours, our_size), self.rate(peer, peer_size)
                 if mine is None or theirs is None:
@@ -181,12 +199,18 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "figures", nargs="*", metavar="FIGURE", help="P12, P13, P14, P24 or RocksDB; default: all of them"
+        "figures",
+        nargs="*",
+        metavar="FIGURE",
+        help="P12, P13, P14, P22, P24 or RocksDB; default: all of them",
     )
     parser.add_argument("--rows", type=int, default=2_000_000, help="of a large batch (%(default)s)")
     parser.add_argument("--keys", type=int, default=1_000_000, help="in large batches (%(default)s)")
     parser.add_argument("--small-rows", type=int, default=200_000, help="of a small batch (%(default)s)")
     parser.add_argument("--small-keys", type=int, default=100_000, help="in small batches (%(default)s)")
+    parser.add_argument(
+        "--tiny-rows", type=int, default=1_000, help="of a tiny batch, and keys (%(default)s)"
+    )
     parser.add_argument("--batches", type=int, default=6, help="measured ones (%(default)s)")
     parser.add_argument("--warmup", type=int, default=2, help="batches before them (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of keys and values (%(default)s)")
@@ -211,8 +235,18 @@ def main(argv: list[str] | None = None) -> int:
         bench = Bench(args, Path(folder))
         for figure in args.figures or FIGURES:
             bench.figure(report, figure)
-    for name in ("batches", "one host", "two hosts", "four hosts", "published", "delta", "rows", "struct"):
-        for size in (LARGE, SMALL):
+    for name in (
+        "batches",
+        "one host",
+        "two hosts",
+        "four hosts",
+        "published",
+        "delta",
+        "rows",
+        "struct",
+        "processor",
+    ):
+        for size in (LARGE, SMALL, TINY):
             bench.breakdown(name, size)
     runs = {"/".join(which): said for which, said in bench.runs.items() if said}
     session = next(iter(runs.values()))["session"] if runs else {}

@@ -75,6 +75,35 @@ class OneStruct(sb.KeyedProcessFunction):
         yield row.k, total, n
 
 
+def totals(in_pandas: bool) -> Any:
+    """Spark's `StatefulProcessor` for the same job."""
+    from pyspark.sql import Row
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Totals(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.state = handle.getValueState("state", "total bigint, n bigint")
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+            total, n = self.state.get() if self.state.exists() else (0, 0)
+            for row in rows:
+                total, n = total + row.v, n + 1
+            self.state.update((total, n))
+            yield Row(k=key[0], total=total, n=n)
+
+    class TotalsOfFrames(Totals):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+            import pandas as pd
+
+            total, n = self.state.get() if self.state.exists() else (0, 0)
+            for frame in rows:
+                total, n = total + int(frame["v"].sum()), n + len(frame)
+            self.state.update((total, n))
+            yield pd.DataFrame({"k": [key[0]], "total": [total], "n": [n]})
+
+    return TotalsOfFrames() if in_pandas else Totals()
+
+
 class Run:
     """The stream, the sink, and what the run is to be told of."""
 
@@ -123,32 +152,28 @@ class Run:
         frame = self.rows().groupBy("k").agg({"v": "sum", "*": "count"}).toDF("k", "total", "n")
         return self.start(frame, self.sink)
 
-    def transform_with_state(self) -> Any:
-        from pyspark.sql import Row
-        from pyspark.sql.streaming import StatefulProcessor
-
-        class Totals(StatefulProcessor):
-            def init(self, handle: Any) -> None:
-                self.state = handle.getValueState("state", "total bigint, n bigint")
-
-            def handleInputRows(self, key: Any, rows: Any, timers: Any) -> Iterator[Any]:
-                total, n = self.state.get() if self.state.exists() else (0, 0)
-                for row in rows:
-                    total, n = total + row.v, n + 1
-                self.state.update((total, n))
-                yield Row(k=key[0], total=total, n=n)
-
-            def close(self) -> None:
-                pass
-
-        frame = (
-            self.rows()
-            .groupBy("k")
-            .transformWithState(
-                statefulProcessor=Totals(), outputStructType=SCHEMA, outputMode="Update", timeMode="None"
-            )
+    def processor(self, in_pandas: bool = False, sink: Any = None) -> Any:
+        """Ours, with the processor of Spark's own contender."""
+        made = sb.spark.transform_with_state_in_pandas if in_pandas else sb.spark.transform_with_state
+        batches = made(
+            totals(in_pandas),
+            key="k",
+            output_schema=SCHEMA,
+            output_mode="Update",
+            state=f"file://{self.folder}/state/{self.name}",
+            sink=self.sink if sink is None else sink,
         )
-        return self.start(frame, self.sink)
+
+        def call(frame: Any, batch_id: int) -> None:
+            batches(frame, batch_id)
+            self.parts.append(batches.last_progress)
+
+        return self.start(self.rows(), call)
+
+    def transform_with_state(self, in_pandas: bool = False) -> Any:
+        grouped = self.rows().groupBy("k")
+        transform = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
+        return self.start(transform(totals(in_pandas), SCHEMA, "Update", "None"), self.sink)
 
     def apply_in_pandas(self) -> Any:
         def totals(key: Any, frames: Any, state: Any) -> Iterator[Any]:
@@ -176,7 +201,11 @@ CONTENDERS: dict[str, Callable[[Run], Any]] = {
     "rows": lambda run: run.ours(Rows()),
     "struct": lambda run: run.ours(OneStruct()),
     "spark": Run.spark_aggregation,
+    "processor": Run.processor,
+    "processor, published": lambda run: run.processor(sink=sb.spark.sinks.parquet(run.out)),
+    "processor in pandas": lambda run: run.processor(True),
     "transformWithState": Run.transform_with_state,
+    "transformWithStateInPandas": lambda run: run.transform_with_state(True),
     "applyInPandasWithState": Run.apply_in_pandas,
 }
 

@@ -31,6 +31,8 @@ class WholeKeysFunction(BatchProcessFunction):
     It fires its own timers in that step. Restored states that it does not request stay as they are.
     """
 
+    #: The name of what it calls.
+    name: str
     #: The settings of the session that it depends on.
     settings: tuple[str, ...] = ()
 

@@ -14,7 +14,7 @@ from statebackend.spark.display import progress_bar, prometheus
 from statebackend.spark.driver import StatefulBatches
 from statebackend.spark.driver_mode import Driver
 from statebackend.spark.heartbeats import heartbeat
-from statebackend.spark.own_functions import transform_with_state
+from statebackend.spark.own_functions import transform_with_state, transform_with_state_in_pandas
 from statebackend.spark.sinks.committed_sink import SinkContext
 from statebackend.spark.stateful import stateful
 
@@ -32,4 +32,5 @@ __all__ = [
     "stateful",
     "to_output",
     "transform_with_state",
+    "transform_with_state_in_pandas",
 ]

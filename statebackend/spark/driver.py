@@ -22,6 +22,7 @@ from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.files import local_path, without_secrets
 from statebackend.checkpoint.files.layout import CHECKPOINTS, DATA
 from statebackend.errors import StateBackendError, UsageError, usage
+from statebackend.functions import WholeKeysFunction
 from statebackend.runtime import CommittedBatch, Job, Runner
 from statebackend.runtime.batch_identity import Identity
 from statebackend.runtime.batch_progress import Figures, Stopwatch, describe
@@ -158,7 +159,10 @@ class StatefulBatches:
 
     @property
     def _function(self) -> str:
-        return type(self._job.function).__name__.strip("_")
+        function = self._job.function
+        return (
+            function.name if isinstance(function, WholeKeysFunction) else type(function).__name__.strip("_")
+        )
 
     # --- a batch ---
 

@@ -6,9 +6,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from statebackend.checkpoint import CheckpointStore
 from statebackend.cluster.cluster_execution import Executors
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, usage
 from statebackend.functions import EventTime
 from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.runtime.batch_progress import Json
@@ -19,6 +21,7 @@ from statebackend.spark.stateful import stateful
 from statebackend.state import StateBackend
 
 if TYPE_CHECKING:
+    from pyspark.sql import GroupedData
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 OUTPUT_MODES = ("Append", "Update", "Complete")
@@ -34,6 +37,7 @@ def transform_with_state(
     time_mode: str = "None",
     output_mode: str = "Append",
     event_time: str | EventTime | None = None,
+    initial_state: GroupedData | None = None,
     backend: str | StateBackend = "heap",
     max_parallelism: int = 128,
     run_on: Driver | Executors | None = None,
@@ -43,35 +47,109 @@ def transform_with_state(
 ) -> StatefulBatches:
     """Run a Spark ``StatefulProcessor`` unchanged: ``GroupedData.transformWithState`` through ``foreachBatch``.
 
-    ``key`` names the grouping columns, ``output_schema`` is Spark's ``outputStructType``. ``time_mode`` and
-    ``output_mode`` are Spark's. With ``time_mode="EventTime"``, the watermark is that of ``withWatermark``; a frame
-    without one needs ``event_time``. The other options are those of `stateful`.
+    ``key`` names the grouping columns, ``output_schema`` is Spark's ``outputStructType``. ``time_mode``,
+    ``output_mode`` and ``initial_state`` are Spark's; the rows of the initial state come to the driver in this call.
+    With ``time_mode="EventTime"``, the watermark is that of ``withWatermark``; a frame without one needs
+    ``event_time``. The other options are those of `stateful`.
+
+    >>> from pyspark.sql import Row
+    >>> from pyspark.sql.streaming import StatefulProcessor
+    >>> class Count(StatefulProcessor):
+    ...     def init(self, handle):
+    ...         self.count = handle.getValueState("count", "n bigint")
+    ...     def handleInputRows(self, key, rows, timerValues):
+    ...         n = sum(1 for row in rows) + (self.count.get() or (0,))[0]
+    ...         self.count.update((n,))
+    ...         yield Row(user=key[0], n=n)
+    >>> transform_with_state(
+    ...     Count(), key="user", output_schema="user string, n bigint", state="/data/state", sink=print
+    ... )
+    <stateful Count, key 'user', state at /data/state>
     """
-    from statebackend.spark_functions.processor_calls import ProcessorFunction, time_mode_of
+    given = locals()
+    from statebackend.spark_functions.processor_calls import ProcessorFunction
+
+    return _batches(ProcessorFunction, **given)
+
+
+def transform_with_state_in_pandas(
+    processor: StatefulProcessor,
+    *,
+    key: str | Sequence[str],
+    output_schema: object,
+    state: str | os.PathLike[str] | CheckpointStore,
+    sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None = None,
+    time_mode: str = "None",
+    output_mode: str = "Append",
+    event_time: str | EventTime | None = None,
+    initial_state: GroupedData | None = None,
+    backend: str | StateBackend = "heap",
+    max_parallelism: int = 128,
+    run_on: Driver | Executors | None = None,
+    start: StartFrom | None = None,
+    uid: str | None = None,
+    on_batch: Callable[[dict[str, Json]], object] | None = None,
+) -> StatefulBatches:
+    """The same as `transform_with_state` for a processor that takes and gives pandas data frames.
+
+    It does what ``GroupedData.transformWithStateInPandas`` does.
+    """
+    given = locals()
+    from statebackend.spark_functions.pandas_calls import PandasProcessorFunction
+
+    return _batches(PandasProcessorFunction, **given)
+
+
+def _batches(
+    made: Any,
+    *,
+    processor: Any,
+    key: str | Sequence[str],
+    output_schema: object,
+    time_mode: str,
+    output_mode: str,
+    event_time: str | EventTime | None,
+    initial_state: GroupedData | None,
+    **options: Any,
+) -> StatefulBatches:
+    """The callable for a function of one of the classes."""
+    from statebackend.spark_functions.processor_calls import time_mode_of
 
     check_output_mode(output_mode)
+    if initial_state is not None and options["start"] is not None:
+        raise usage.option(
+            "initial_state= and start= were given; expected one of them",
+            hint="start= brings the whole state of a savepoint",
+        )
     names = (key,) if isinstance(key, str) else tuple(key)
     schema = OutputSchema(output_schema)
-    function = ProcessorFunction(
+    function = made(
         processor,
         key=names,
         output_schema=schema,
         time_mode=time_mode_of(time_mode),
         event_time=event_time,
+        initial_state=None if initial_state is None else grouped_rows(initial_state, names),
     )
-    return stateful(
-        function,
-        key=names,
-        schema=schema.row_type,
-        state=state,
-        sink=sink,
-        backend=backend,
-        max_parallelism=max_parallelism,
-        run_on=run_on,
-        start=start,
-        uid=uid,
-        on_batch=on_batch,
-    )
+    return stateful(function, key=names, schema=schema.row_type, **options)
+
+
+def grouped_rows(grouped: Any, names: Sequence[str]) -> pa.Table:
+    """The rows of a grouped frame, whose grouping columns must be those of the query."""
+    frame = getattr(grouped, "_df", None)
+    if frame is None or not hasattr(grouped, "transformWithState"):
+        raise usage.option(
+            f"initial_state is a {type(grouped).__name__}; expected a GroupedData",
+            hint="write initial_state=frame.groupBy(...), with the columns of key=",
+        )
+    by = grouped.count().columns[:-1]
+    if tuple(by) != tuple(names):
+        raise usage.option(
+            "initial_state is grouped by other columns than the query",
+            detail=f"columns {', '.join(by)}; key {', '.join(names)}",
+        )
+    table: pa.Table = frame.toArrow()
+    return table
 
 
 def check_output_mode(given: Any) -> None:

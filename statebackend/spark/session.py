@@ -12,7 +12,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
@@ -282,8 +282,11 @@ def engine_frame(frame: DataFrame, settings: Iterable[str]) -> EngineFrame:
         for field in frame.schema.fields
         if _WATERMARK in (field.metadata or {})
     ]
-    get = frame.sparkSession.conf.get
-    return EngineFrame(found[0] if found else None, {name: str(get(name)) for name in settings})
+    read: dict[str, str] = {}
+    for name in settings:
+        with suppress(Exception):  # a version of Spark that does not have it
+            read[name] = str(frame.sparkSession.conf.get(name))
+    return EngineFrame(found[0] if found else None, read)
 
 
 def planned_times(

@@ -7,7 +7,7 @@ are due, and ``close``. The function opens a copy before the first batch, too, w
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulP
 
 from statebackend.errors import UsageError, usage
 from statebackend.functions import EngineFrame, EventTime, FunctionContext, WholeKeysFunction
+from statebackend.keys import key_encoder
 from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.spark_functions.batch_clock import (
     NO_TIME,
@@ -25,10 +26,14 @@ from statebackend.spark_functions.batch_clock import (
     without_late,
 )
 from statebackend.spark_functions.processor_handle import DOMAINS, ProcessorHandle, Step
-from statebackend.spark_functions.spark_rows import PART, GroupedRows, RowsOut, row_class
+from statebackend.spark_functions.spark_rows import PART, KeyRows, RowsOut, rows_by_key
+from statebackend.spark_functions.state_variables import shown
 
 TIME_MODES = ("None", *DOMAINS)
 _ZONE = "spark.sql.session.timeZone"
+_MOST = "spark.sql.execution.arrow.maxRecordsPerBatch"
+#: Rows of a frame where there is no limit.
+ALL = 2**31 - 1
 
 
 def time_mode_of(given: Any) -> str:
@@ -50,7 +55,7 @@ def time_mode_of(given: Any) -> str:
 class ProcessorFunction(WholeKeysFunction):
     """A function that calls a processor with rows."""
 
-    settings = (_ZONE,)
+    settings: tuple[str, ...] = (_ZONE, _MOST)
 
     def __init__(
         self,
@@ -60,6 +65,7 @@ class ProcessorFunction(WholeKeysFunction):
         output_schema: OutputSchema,
         time_mode: str,
         event_time: str | EventTime | None = None,
+        initial_state: pa.Table | None = None,
     ) -> None:
         if not isinstance(processor, StatefulProcessor):
             raise usage.function(
@@ -73,7 +79,10 @@ class ProcessorFunction(WholeKeysFunction):
         self._time_mode = time_mode
         self._given = checked_event_time(event_time)
         self._event_time: EventTime | None = None
+        #: The rows of the initial state, whose columns of the key have the same names.
+        self._initial = initial_state
         self._timezone = "UTC"
+        self._settings: Mapping[str, str] = {}
         self._processor: Any = None
         self._handle: ProcessorHandle | None = None
 
@@ -83,6 +92,7 @@ class ProcessorFunction(WholeKeysFunction):
     # --- the frame and the life of the function ---
 
     def on_frame(self, frame: EngineFrame) -> EventTime | None:
+        self._settings = frame.settings
         self._timezone = frame.settings.get(_ZONE, "UTC")
         if self._time_mode == "EventTime":
             self._event_time = event_time_on(frame, self._given)
@@ -119,18 +129,44 @@ class ProcessorFunction(WholeKeysFunction):
             kept = without_late(batch, self._event_time.column, clock.late)
             ctx.metrics.counter("numRowsDroppedByWatermark").inc(batch.num_rows - kept.num_rows)
             batch = kept
+        processor, handle = self._begun(ctx)
+        handle_rows, values = processor.handleInputRows, self._timer_values(clock)
+        if self._initial is not None and ctx.batch_id == 0 and not handle.has_initial_state:
+            handle.has_initial_state = True
+            self._take_initial(processor, ctx, values)
         if not batch.num_rows:
             return
-        processor, _ = self._begun(ctx)
-        handle_rows, values = processor.handleInputRows, self._timer_values(clock)
         out = self._out()
         take, taken, set_key = out.take, out.taken, ctx.keyed_backend.set_current_key
-        for key, rows in GroupedRows(batch, self._key, self._timezone).groups():
-            set_key(key)
+        for stored, key, rows in self._groups(batch):
+            set_key(stored)
             take(handle_rows(key, rows, values))
             if out.count >= PART:
                 yield from taken()
         yield from taken()
+
+    def _take_initial(self, processor: Any, ctx: FunctionContext, values: TimerValues) -> None:
+        """Give the initial state to the processor, of the keys that belong to this instance."""
+        assert self._initial is not None
+        encoder, backend = key_encoder(ctx.keyed_backend.key_type), ctx.keyed_backend
+        own = backend.key_group_range
+        for batch in self._initial.combine_chunks().to_batches():
+            for stored, key, rows in self._groups(batch):
+                if own.start <= encoder.key_group(stored, backend.max_parallelism) <= own.end:
+                    backend.set_current_key(stored)
+                    for row in rows:
+                        processor.handleInitialState(key, row, values)
+
+    def _groups(self, batch: pa.RecordBatch) -> Iterator[KeyRows]:
+        """Each key of a batch, as state has it and as the processor gets it, with its rows or frames."""
+        # Spark calls a processor with an initial state once for each piece of a key.
+        return rows_by_key(batch, self._key, self._timezone, None if self._initial is None else self._most)
+
+    @property
+    def _most(self) -> int:
+        """The number of rows that a piece of a key has."""
+        most = int(self._settings.get(_MOST, 10_000))
+        return most if most > 0 else ALL
 
     def end_batch(self, ctx: FunctionContext, after: int | None) -> Iterator[pa.RecordBatch]:
         for clock in BatchClock.of(ctx).rounds(ctx, after):
@@ -142,11 +178,11 @@ class ProcessorFunction(WholeKeysFunction):
         handle.step = Step.DATA_PROCESSED
         out, values = self._out(), self._timer_values(clock)
         until = clock.now if self._time_mode == "ProcessingTime" else clock.watermark
-        made = row_class(self._key)
+        made: Any = shown(ctx.keyed_backend.key_type)
         for key, time in handle.due(until):
             out.take(
                 processor.handleExpiredTimer(
-                    key=tuple.__new__(made, key), timerValues=values, expiredTimerInfo=ExpiredTimerInfo(time)
+                    key=made(key), timerValues=values, expiredTimerInfo=ExpiredTimerInfo(time)
                 )
             )
             handle.counts["numExpiredTimers"] += 1
@@ -162,5 +198,5 @@ class ProcessorFunction(WholeKeysFunction):
                 ctx.metrics.counter(name).inc(count)
         self._processor = self._handle = None
 
-    def _out(self) -> RowsOut:
+    def _out(self) -> Any:
         return RowsOut(self._schema)

@@ -116,6 +116,8 @@ class ProcessorHandle(StatefulProcessorHandle):
         self._time_mode = time_mode
         self._variables: dict[str, Any] = {}
         self._timers = None if time_mode == "None" else ProcessorTimers(ctx, DOMAINS[time_mode])
+        #: True once the initial state has been given.
+        self.has_initial_state = False
         #: The states of the function and their number, for its metrics.
         self.counts: defaultdict[str, int] = defaultdict(int)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -49,43 +49,54 @@ def row_class(names: tuple[str, ...]) -> type[Row]:
     return type("Row", (Row,), body)
 
 
-class GroupedRows:
-    """The rows of a batch, sorted by key. ``names`` are the columns of the key."""
+#: A key as state has it, as a function gets it, and its rows or frames.
+KeyRows: TypeAlias = tuple[tuple[Any, ...], tuple[Any, ...], Iterator[Any]]
 
-    def __init__(self, batch: pa.RecordBatch, names: Sequence[str], timezone: str) -> None:
-        order = sorted_by(batch, names)
-        self.rows: pa.RecordBatch = batch if order is None else batch.take(order)
-        self.timezone = timezone
-        keys = [self.rows.column(name) for name in names]
-        #: Where the rows of each key end.
-        self.ends = _ends(keys, names)
-        first = pa.array(np.concatenate([[0], self.ends[:-1]]).astype(np.int64))
-        self._keys = [python_values(column.take(first), timezone) for column in keys]
 
-    def keys(self) -> Iterator[tuple[Any, ...]]:
-        """The keys in their order."""
-        return zip(*self._keys, strict=True)
+class Grouped(NamedTuple):
+    """The rows of a batch, sorted by key, and where those of each key end."""
 
-    def groups(self) -> Iterator[tuple[tuple[Any, ...], Iterator[Any]]]:
-        """Each key with an iterator over its rows, which ends when the next key is asked for."""
-        rows = chain.from_iterable(self._parts())
-        counts = np.diff(self.ends, prepend=0).tolist()
-        for key, count in zip(self.keys(), counts, strict=True):
-            of_key = islice(rows, count)
-            yield key, of_key
-            for _ in of_key:  # a function may leave rows unread
-                pass
+    batch: pa.RecordBatch
+    ends: NDArray[np.int64]
 
-    def _parts(self) -> Iterator[RowMaker]:
-        names = tuple(self.rows.schema.names)
-        made = row_class(names)
-        for start in range(0, self.rows.num_rows, PART):
-            part = self.rows.slice(start, PART)
-            columns = [
-                made_column(column, lambda column: python_values(column, self.timezone))
-                for name, column in zip(names, part.columns, strict=True)
-            ]
-            yield RowMaker(part.num_rows, made, columns, _unreadable)
+
+def grouped(batch: pa.RecordBatch, names: Sequence[str], *, nulls_apart: bool = False) -> Grouped:
+    """Sort the rows of a batch by the columns of its key. With ``nulls_apart``, numbers that are null are not equal."""
+    order = sorted_by(batch, names)
+    rows = batch if order is None else batch.take(order)
+    return Grouped(rows, _ends([rows.column(name) for name in names], nulls_apart))
+
+
+def rows_by_key(
+    batch: pa.RecordBatch, names: Sequence[str], timezone: str, most: int | None = None
+) -> Iterator[KeyRows]:
+    """Each key, twice, with an iterator over its rows, which ends when the next key is asked for.
+
+    With ``most``, a key comes once for each so many rows.
+    """
+    rows, ends = grouped(batch, names)
+    if most is not None:
+        starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+        cuts = [range(start + most, end, most) for start, end in zip(starts, ends, strict=True)]
+        ends = np.union1d(ends, np.array(list(chain.from_iterable(cuts)), np.int64))
+    first = pa.array(np.concatenate([[0], ends[:-1]]).astype(np.int64))
+    keys = [python_values(rows.column(name).take(first), timezone) for name in names]
+    each_row = chain.from_iterable(_row_makers(rows, timezone))
+    for key, count in zip(zip(*keys, strict=True), np.diff(ends, prepend=0).tolist(), strict=True):
+        of_key = islice(each_row, count)
+        yield key, key, of_key
+        for _ in of_key:  # a function may leave rows unread
+            pass
+
+
+def _row_makers(rows: pa.RecordBatch, timezone: str) -> Iterator[RowMaker]:
+    made = row_class(tuple(rows.schema.names))
+    values = partial(python_values, timezone=timezone)
+    for start in range(0, rows.num_rows, PART):
+        part = rows.slice(start, PART)
+        yield RowMaker(
+            part.num_rows, made, [made_column(column, values) for column in part.columns], _unreadable
+        )
 
 
 def _unreadable(at: int) -> SerializationError:
@@ -154,11 +165,16 @@ def _is_sorted_by_arrow(kind: pa.DataType) -> bool:
     )
 
 
+def _is_object(kind: pa.DataType) -> bool:
+    """True if pandas has Python's None for a null of a type, and not a number or a time of its own."""
+    return not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind))
+
+
 def _as_struct(column: pa.Array) -> pa.StructArray:
     return pa.StructArray.from_arrays([column], names=["key"])
 
 
-def _ends(keys: Sequence[pa.Array], names: Sequence[str]) -> NDArray[np.int64]:
+def _ends(keys: Sequence[pa.Array], nulls_apart: bool) -> NDArray[np.int64]:
     """Where the rows of each key end, among rows that are sorted by key."""
     count = len(keys[0])
     if not count:
@@ -172,9 +188,13 @@ def _ends(keys: Sequence[pa.Array], names: Sequence[str]) -> NDArray[np.int64]:
             encoded = encoded_keys(key_encoder(ROW(key=of(column.type))), _as_struct(column))
             numbers = canonical_column(encoded).dictionary_encode().indices.to_numpy()
             differs |= numbers[1:] != numbers[:-1]
+            if nulls_apart and pa.types.is_floating(column.type):
+                differs |= pc.fill_null(pc.is_nan(column), True).to_numpy(zero_copy_only=False)[1:]
         else:
             other = pc.not_equal(column.slice(1), column.slice(0, count - 1))
             valid = column.is_valid().to_numpy(zero_copy_only=False)
+            if nulls_apart and not _is_object(column.type):
+                differs |= ~valid[1:]
             differs |= pc.fill_null(other, False).to_numpy(zero_copy_only=False) | (valid[1:] != valid[:-1])
     return np.append(np.flatnonzero(differs) + 1, count)
 

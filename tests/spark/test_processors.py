@@ -2,37 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pytest
 from processor_pairs import Pair, Query, table
+from processors import CASES, Written, several
+
+MODES = ("None", "ProcessingTime", "EventTime")
 
 
-def totals() -> Any:
-    from pyspark.sql import Row
-    from pyspark.sql.streaming import StatefulProcessor
+def rows_of(names: Any, rng: random.Random, batch: int, keys: int = 3) -> pa.Table:
+    """Some rows for each of these processors."""
+    rows = []
+    for name in names:
+        for key in range(keys):
+            rows += [
+                {
+                    "k": f"{name}:{key}",
+                    "g": rng.randrange(3),
+                    "n": rng.randrange(1, 7),
+                    "x": rng.choice([None, 0.5, -1.0]),
+                    "s": rng.choice(["a", "b", "é", None]),
+                    "at": 100 + 8 * batch + rng.randrange(-12, 12),
+                }
+                for _ in range(rng.randrange(4))
+            ]
+    rng.shuffle(rows)
+    return table(rows)
 
-    class Totals(StatefulProcessor):
-        def init(self, handle: Any) -> None:
-            self.state = handle.getValueState("state", "total bigint, n bigint")
 
-        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-            total, n = self.state.get() if self.state.exists() else (0, 0)
-            for row in rows:
-                total, n = total + row.n, n + 1
-            self.state.update((total, n))
-            yield Row(k=key[0], text=repr((total, n)))
-
-    return Totals()
-
-
-def test_totals_are_those_of_sparks_operator(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_pandas", [False, True], ids=["rows", "pandas"])
+@pytest.mark.parametrize("mode", MODES)
+def test_written_processors_give_the_same(
+    spark: Any, tmp_path: Path, rng: random.Random, mode: str, in_pandas: bool
+) -> None:
     query = Query(spark, tmp_path)
-    keys = ("a", "b", None)
-    for batch in range(3):
-        query.add(table([{"k": keys[n % 3], "n": n} for n in range(batch, 7)]))
-    given = query.compare(Pair(totals()))
-    assert [sum(rows.values()) for rows in given.values()] == [3, 3, 3]
-    query.add(table([{"k": "a", "n": 100}]))
-    query.compare(Pair(totals()))  # a restart, with the state that was left
+    pair = Pair(several(mode, in_pandas), mode, in_pandas=in_pandas)
+    pair.watermark = "10 seconds" if mode == "EventTime" else None
+    query.add(*[rows_of(CASES[mode], rng, batch) for batch in range(3)])
+    query.compare(pair)
+    query.add(rows_of(CASES[mode], rng, 3))
+    query.compare(pair)  # a restart
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", CASES["None"])
+def test_each_processor_alone_gives_the_same(
+    spark: Any, tmp_path: Path, rng: random.Random, name: str
+) -> None:
+    query = Query(spark, tmp_path)
+    query.add(*[rows_of([name], rng, batch) for batch in range(3)])
+    query.compare(Pair(Written(*CASES["None"][name])))
