@@ -70,7 +70,7 @@ def main() -> None:
 
     os.environ["STATE_KEY"] = AESGCM.generate_key(256).hex()
     try:
-        sb.tools.read_state(sb.CheckpointStore(folder.name, encryption=AesGcm("STATE_KEY")), "city")
+        sb.tools.state(sb.CheckpointStore(folder.name, encryption=AesGcm("STATE_KEY")), "city").to_table()
     except sb.CorruptCheckpointError as error:
         print(f"with other key:  {error.message}")
     folder.cleanup()

@@ -55,7 +55,7 @@ def main() -> None:
         say("add on, while a thread writes a checkpoint", time.perf_counter() - begin, written)
         store.commit(0, [pending.result()])
         store.close()
-        rows = sb.tools.read_state(folder, "total")
+        rows = sb.tools.state(folder, "total").to_table()
         seen = np.zeros(KEYS, dtype=np.int64)
         seen[rows["key"].to_numpy()] = rows["value"].to_numpy()
         exact = rows.num_rows == KEYS and bool((seen == frozen).all())

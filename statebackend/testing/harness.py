@@ -297,6 +297,10 @@ class Harness:
             batch=BatchRecord(time=told_by, rows_at=rows_at).to_json(),
         )
 
+    def _state_source(self) -> Checkpoint:
+        """The state for `sb.tools`. O(what has changed since the last checkpoint)."""
+        return self.snapshot()
+
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint, with a fresh copy of the function and nothing else from memory."""
         if self._started is None and checkpoint.metadata.key_type is not None:

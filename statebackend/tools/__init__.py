@@ -4,9 +4,9 @@ from statebackend.tools.build import bootstrap
 from statebackend.tools.export import savepoint
 from statebackend.tools.history import reset, rewind, set_time
 from statebackend.tools.map_migration import split_maps
-from statebackend.tools.read import read_state
 from statebackend.tools.results import Dropped, Problem, Repaired, Report, Reset, Rewound, TakenBack, Times
 from statebackend.tools.rewrite import drop_state, rescale
+from statebackend.tools.state_rows import StateRows, operator_state, sql, state, states, timers
 from statebackend.tools.verification import repair, verify
 
 __all__ = [
@@ -17,10 +17,11 @@ __all__ = [
     "Reset",
     "Rewound",
     "TakenBack",
+    "StateRows",
     "Times",
     "bootstrap",
     "drop_state",
-    "read_state",
+    "operator_state",
     "repair",
     "rescale",
     "reset",
@@ -28,5 +29,9 @@ __all__ = [
     "savepoint",
     "set_time",
     "split_maps",
+    "sql",
+    "state",
+    "states",
+    "timers",
     "verify",
 ]

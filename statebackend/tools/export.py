@@ -16,11 +16,11 @@ from statebackend.checkpoint.keyed.description import StateDescription, differen
 from statebackend.checkpoint.keyed.savepoint_rows import ShownNamespaces, are_whole, keyed_part
 from statebackend.checkpoint.keyed.state_restore import keyed_snapshots
 from statebackend.checkpoint.store.savepoint_folder import PartWriter, Savepoint
-from statebackend.errors import CorruptCheckpointError, SerializationError, StoreError, UsageError, usage
+from statebackend.errors import CorruptCheckpointError, SerializationError, UsageError, usage
 from statebackend.keys import KeyGroupRange
 from statebackend.operator_state.operator_snapshots import operator_part, operator_snapshots
 from statebackend.tools.progress_line import Progress
-from statebackend.tools.read import SnapshotFiles, pinned_checkpoint
+from statebackend.tools.read import SnapshotFiles, pinned_checkpoint, reading
 from statebackend.tools.tables import unreadable
 
 #: Rows, of base and changes together, that are applied at a time.
@@ -135,23 +135,8 @@ def _keyed_of(checkpoint: Checkpoint) -> list[_Keyed]:
 
 
 @contextmanager
-def _reading(checkpoint: Checkpoint) -> Iterator[None]:
-    """Tell what to do if a file could not be read because retention has removed it."""
-    try:
-        yield
-    except (UsageError, CorruptCheckpointError, StoreError) as error:
-        if checkpoint.is_kept():
-            raise
-        raise UsageError(
-            f"checkpoint {checkpoint.id} has been dropped by its writer while it was read",
-            code="USAGE.NO_CHECKPOINT",
-            hint="try again, which takes a newer one; or let the store retain more: CheckpointStore(retain=...)",
-        ) from error
-
-
-@contextmanager
 def _opened(checkpoint: Checkpoint, snapshot: StateSnapshot, names: set[str]) -> Iterator[SnapshotFiles]:
-    with _reading(checkpoint):
+    with reading(checkpoint):
         opened = SnapshotFiles(checkpoint, snapshot)
     with opened as files:
         unknown = set(files.states) - names - checkpoint.dropped_states
@@ -194,7 +179,7 @@ def _shown(checkpoint: Checkpoint, files: SnapshotFiles, state: StateDescription
 
 def _remaining(checkpoint: Checkpoint, files: SnapshotFiles, state: StateDescription) -> Iterator[pa.Table]:
     for key_groups in files.slices(state.name, _SLICE_ROWS):
-        with _reading(checkpoint):
+        with reading(checkpoint):
             table = files.remaining(state.name, state.kind, key_groups)
         if table.num_rows:
             yield table
@@ -227,7 +212,7 @@ def _write_operator(
             if not files.rows(name):
                 writer.write_state(state, ())
                 continue
-            with _reading(checkpoint):
+            with reading(checkpoint):
                 (table,) = files.read(name)
             writer.write_state(state, table.to_batches(max_chunksize=_BATCH_ROWS))
             progress.advance(_share(files, name, snapshot))

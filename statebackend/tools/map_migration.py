@@ -192,8 +192,8 @@ def _change_of(
     else:
         types = descriptor.config()["types"]
         entries = partial(_of_pickles, _Pickles(name, descriptor))
-    has_ttl = StateDescription.read(described, where).ttl
-    becomes = StateDescription(descriptor.name, "map", types, has_ttl)
+    old = StateDescription.read(described, where)
+    becomes = StateDescription(descriptor.name, "map", types, old.ttl, old.lifetime)
     becomes.check(descriptor)  # what a restart would refuse is refused now
     key_type, value_type = (column_type(types[role]).arrow for role in ("key", "value"))
     return _Change(name, becomes, key_type, value_type, entries)

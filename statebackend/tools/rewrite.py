@@ -32,7 +32,7 @@ from statebackend.checkpoint.format import (
     read_data_file,
     write_data_file,
 )
-from statebackend.checkpoint.keyed.description import different_states
+from statebackend.checkpoint.keyed.description import StateDescription, different_states
 from statebackend.checkpoint.keyed.row_source import RANK
 from statebackend.checkpoint.keyed.savepoint_rows import grouping
 from statebackend.errors import usage
@@ -136,7 +136,7 @@ def rescale(store: Source, target: Target, *, max_parallelism: int, id: int | No
     checkpoint = open_checkpoint(store, id)
     keyed = [each for each in checkpoint.snapshots if each.extra.get("part") != OPERATOR]
     operators = [each for each in checkpoint.snapshots if each.extra.get("part") == OPERATOR]
-    states = _states_of(keyed)
+    states = _states_of(keyed, checkpoint.manifest.name)
     with _copying(checkpoint, target, "rescaling", max_parallelism, checkpoint.dropped_states) as copy:
         snapshots = [copy.moved(each) for each in operators]
         if keyed:
@@ -162,11 +162,12 @@ def rescale(store: Source, target: Target, *, max_parallelism: int, id: int | No
     return copy.opened()
 
 
-def _states_of(snapshots: list[StateSnapshot]) -> tuple[dict[str, Any], ...]:
+def _states_of(snapshots: list[StateSnapshot], where: str) -> tuple[dict[str, Any], ...]:
     states: dict[str, dict[str, Any]] = {}
     for snapshot in snapshots:
         for state in snapshot.states:
-            if states.setdefault(state["name"], state) != state:
+            known = states.setdefault(state["name"], state)
+            if StateDescription.read(known, where) != StateDescription.read(state, where):
                 raise different_states("checkpoint", state["name"])
     return tuple(states[name] for name in sorted(states))
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statebackend.errors import CorruptCheckpointError, SerializationError
-from statebackend.keys import readable_namespaces
 from statebackend.operator_state.element_columns import column_type
+from statebackend.types import Type
 
 #: The kinds of files whose content this library wrote in its own format.
 OWN_FORMAT = ("base", "delta", "operator")
@@ -35,34 +35,17 @@ def empty_table(state: dict[str, Any], key_config: Any, where: str) -> pa.Table:
 
 def stored_type(state: dict[str, Any], roles: Sequence[str], where: str) -> pa.DataType:
     """The Arrow type of the first of these roles that a state has."""
+    return value_type(state, where, roles).arrow
+
+
+def value_type(state: dict[str, Any], where: str, roles: Sequence[str] = _VALUE_ROLES) -> Type:
+    """The type in files of the first of these roles that a state has; by default of its values or elements."""
     types = state.get("types")
     try:
         found = [types[role] for role in roles if role in types]  # type: ignore[index,operator]
-        return column_type(found[0]).arrow
+        return column_type(found[0])
     except (TypeError, IndexError, SerializationError) as error:
         raise unreadable(state["name"], where) from error
-
-
-def joined(tables: list[pa.Table], name: str, where: str) -> pa.Table:
-    """Join tables into one; some may have columns that others lack."""
-    try:
-        return pa.concat_tables(tables, promote_options="default")
-    except pa.ArrowException as error:
-        raise unreadable(name, where) from error
-
-
-def with_namespaces(table: pa.Table, name: str, where: str) -> pa.Table:
-    """Make encoded namespaces readable; drops the column if all are `VOID`."""
-    if "namespace" not in table.schema.names:
-        return table
-    at = table.schema.get_field_index("namespace")
-    try:
-        namespaces = readable_namespaces(table["namespace"])
-    except SerializationError as error:
-        raise unreadable(name, where) from error
-    if namespaces.null_count == len(namespaces):
-        return table.remove_column(at)
-    return table.set_column(at, "namespace", namespaces)
 
 
 def unreadable(name: str, where: str) -> CorruptCheckpointError:

@@ -226,12 +226,15 @@ def test_tools_work_on_the_object(tmp_path: Path) -> None:
     report = sb.tools.verify(store)
     assert report.ok
     assert (report.newest_intact, report.left_over) == (1, [])
-    table = sb.tools.read_state(store, "count").sort_by("key")
+    table = sb.tools.state(store, "count").to_table().sort_by("key")
     assert table["value"].to_pylist() == [0, 1, 2, 33, *range(4, 100)]
-    assert sb.tools.read_state(store.open_readonly(), "count", id=0).sort_by("key")["value"][3].as_py() == 3
+    assert (
+        sb.tools.state(store.open_readonly(), "count", id=0).to_table().sort_by("key")["value"][3].as_py()
+        == 3
+    )
     made = sb.tools.savepoint(store, tmp_path / "savepoint")
     for savepoint in (made, tmp_path / "direct"):
-        assert sb.tools.read_state(savepoint, "count").num_rows == 100
+        assert sb.tools.state(savepoint, "count").to_table().num_rows == 100
         with create("reference", restore=savepoint) as again:
             assert again.get_state(count).get_many([3]).to_pylist() == [33]
     mapped = sb.tools.split_maps(made, "names", target=tmp_path / "mapped", descriptor=names)
@@ -247,19 +250,19 @@ def test_tools_work_on_the_object(tmp_path: Path) -> None:
         copy = sb.CheckpointStore(tmp_path / name, encryption=AesGcm())
         assert copy.metadata().max_parallelism == groups
         assert sb.tools.verify(copy).ok
-        assert sb.tools.read_state(copy, "count").num_rows == 100
-        assert sb.tools.read_state(copy, "waiting")["value"].to_pylist() == ["v", "w"]
+        assert sb.tools.state(copy, "count").to_table().num_rows == 100
+        assert sb.tools.state(copy, "waiting").to_table()["value"].to_pylist() == ["v", "w"]
         (copied,) = copy.open_latest().manifest.files
         assert copy.open_latest().read_file(copied) == b"of the batch" * 10_000
     # With a store as its target a copy changes from the one to the other.
     plain = sb.CheckpointStore(tmp_path / "plain")
     sb.tools.rescale(store, plain, max_parallelism=32)
-    assert sb.tools.read_state(tmp_path / "plain", "count").num_rows == 100
+    assert sb.tools.state(tmp_path / "plain", "count").to_table().num_rows == 100
     sb.tools.rescale(
         plain, sb.CheckpointStore(tmp_path / "anew", encryption=AesGcm(OTHER_KEY)), max_parallelism=32
     )
     anew = sb.CheckpointStore(tmp_path / "anew", encryption=AesGcm(OTHER_KEY))
-    assert sb.tools.read_state(anew, "count").num_rows == 100
+    assert sb.tools.state(anew, "count").to_table().num_rows == 100
 
     assert sb.tools.rewind(store, to=0, checkpoint_location=None).to == 0
     assert sb.tools.set_time(store, now=5000).now == 5000
@@ -362,7 +365,7 @@ def test_another_key_is_refused_and_named_as_a_possible_cause(tmp_path: Path) ->
     calls: list[Callable[[], object]] = [
         lambda: create("heap", restore=other.open_latest()),
         lambda: create("reference", restore=other.open_latest()),
-        lambda: sb.tools.read_state(other, "n"),
+        lambda: sb.tools.state(other, "n").to_table(),
         lambda: sb.tools.savepoint(other, tmp_path / "savepoint"),
         lambda: sb.tools.rescale(other, tmp_path / "rescaled", max_parallelism=64),
     ]
@@ -424,7 +427,7 @@ def test_a_store_stays_what_it_was_made_as(tmp_path: Path) -> None:
             lambda store: store.open_readonly().open_latest(),
             lambda store: store.pin(),
             lambda store: sb.tools.verify(store),
-            lambda store: sb.tools.read_state(store, "n"),
+            lambda store: sb.tools.state(store, "n").to_table(),
             lambda store: sb.tools.rewind(store, to=None, checkpoint_location=None),
         ]
         for call in calls:

@@ -193,7 +193,7 @@ def filled(keyed: Any, clock: ManualClock, kind: str, rng: random.Random, **opti
 
 def stored_stamps(uri: Path) -> list[Any]:
     """The timestamps that are stored, those of a list together, in an order of their own."""
-    return sorted(sb.tools.read_state(uri, "s")["timestamp"].to_pylist())
+    return sorted(sb.tools.state(uri, "s", expired=True).to_table()["timestamp"].to_pylist())
 
 
 def left_of(stamps: dict[Any, Any], kind: str, now: int) -> tuple[list[Any], int]:
@@ -239,7 +239,7 @@ def test_full_snapshots_omit_the_expired(tmp_path: Path, backend: str, kind: str
             expected, left_out = left_of(stamps, kind, before)
             assert left_out
             assert stored_stamps(tmp_path / "store") == expected
-            assert sb.tools.read_state(tmp_path / "store", "other").num_rows == 10
+            assert sb.tools.state(tmp_path / "store", "other", expired=True).to_table().num_rows == 10
             counted += left_out
             assert keyed.metrics()["states"]["s"]["expired_in_snapshots"] == counted
 
@@ -281,7 +281,7 @@ def test_deltas_leave_nothing_out(tmp_path: Path, backend: str, kind: str) -> No
         taken = keyed.snapshot(1, store).result()
         assert [file.kind for file in taken.files] == ["base", "delta"]
         store.commit(1, [taken], now=2_000)
-        rows = sb.tools.read_state(tmp_path, "s")
+        rows = sb.tools.state(tmp_path, "s", expired=True).to_table()
         assert 99 in rows["key"].to_pylist()
         assert keyed.metrics()["states"]["s"]["expired_in_snapshots"] == 0
 
@@ -309,7 +309,9 @@ def test_a_restart_knows_the_last_commit(tmp_path: Path, backend: str, paralleli
             taken.append(keyed.snapshot(3, story.store, incremental=False).result())
             left_out += keyed.metrics()["states"]["s"]["expired_in_snapshots"]
     story.store.commit(3, taken, now=1_000)
-    assert sorted(sb.tools.read_state(tmp_path / "store", "s")["key"].to_pylist()) == sorted(NEW)
+    assert sorted(
+        sb.tools.state(tmp_path / "store", "s", expired=True).to_table()["key"].to_pylist()
+    ) == sorted(NEW)
     assert left_out == 24
 
 
@@ -352,4 +354,4 @@ def test_snapshots_at_ends_of_time(tmp_path: Path, backend: str, ttl: int, now: 
         for number in range(2):
             store.commit(number, [keyed.snapshot(number, store, incremental=False).result()], now=now)
         for name in ("value", "list"):
-            assert sorted(sb.tools.read_state(tmp_path, name)["key"].to_pylist()) == left
+            assert sorted(sb.tools.state(tmp_path, name, expired=True).to_table()["key"].to_pylist()) == left

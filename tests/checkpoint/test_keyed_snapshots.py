@@ -214,9 +214,9 @@ def test_states_are_of_the_moment(tmp_path: Path, backend: str, monkeypatch: pyt
             kinds = [file.kind for file in checkpoint.files.values()]
             assert kinds == (["base", "delta"] if incremental else ["base"])
             go.clear()
-            table = sb.tools.read_state(tmp_path, "count")
+            table = sb.tools.state(tmp_path, "count").to_table()
             assert (table.schema.names, table.num_rows) == (["key", "value"], 50)
-            carried = sb.tools.read_state(tmp_path, "carried")["value"].to_pylist()
+            carried = sb.tools.state(tmp_path, "carried").to_table()["value"].to_pylist()
             assert sorted(carried) == list(range(50))
             with create(backend, int, restore=checkpoint) as again:
                 found = again.get_state(sb.ValueStateDescriptor("count", int)).get_many(range(50))
@@ -355,7 +355,7 @@ def test_what_was_merely_moved_or_read_is_not_written_again(tmp_path: Path) -> N
         rows = [file.size for file in store.commit(1, [pending.result()]).files.values()]
         last = store.commit(2, [keyed.snapshot(2, store).result()])
         assert len(last.files) == len(rows) + 1
-        table = sb.tools.read_state(tmp_path, "count")
+        table = sb.tools.state(tmp_path, "count").to_table()
         assert dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))[5] == 6
         delta = list(last.files.values())[-1]
         assert delta.size < 4000

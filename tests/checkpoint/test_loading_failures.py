@@ -101,7 +101,7 @@ def test_a_state_that_passes_the_memory_limit(root: Path, tmp_path: Path, name: 
         store = sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=32)
         with store:
             committed = store.commit(1, [keyed.snapshot(1, store).result()])
-    table = sb.tools.read_state(tmp_path, name)
+    table = sb.tools.state(tmp_path, name).to_table()
     assert table.num_rows == ROWS
     with create("heap", restore=committed) as again:
         state = again.get_state(LARGE[name])

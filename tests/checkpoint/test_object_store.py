@@ -39,7 +39,7 @@ from statebackend.checkpoint.store.checkpoint_reader import CheckpointReader
 from statebackend.errors import CorruptCheckpointError, StateBackendError, UsageError
 from statebackend.keys.key_groups import range_for
 from statebackend.state import ListStateDescriptor
-from statebackend.tools import Repaired, read_state, repair
+from statebackend.tools import Repaired, repair, state
 
 __all__ = ["object_server"]  # a fixture
 
@@ -236,9 +236,9 @@ def test_a_savepoint_is_restored_and_read(
             assert sorted(contents(again), key=repr) == sorted(held, key=repr)
         operator = other.create_operator_backend(restore=given)
         assert operator.get_list_state(ListStateDescriptor("offsets", int)).get() == [7, 9]
-        counts = sorted(row["value"] for row in read_state(given, "count").to_pylist())
+        counts = sorted(row["value"] for row in state(given, "count").to_table().to_pylist())
         assert counts == sorted(row[3] for row in held if row[0] == "count")
-        assert read_state(given, "offsets").to_pydict() == {"subtask": [0, 0], "value": [7, 9]}
+        assert state(given, "offsets").to_table().to_pydict() == {"subtask": [0, 0], "value": [7, 9]}
     first = range_for(32, 2, 0)
     with (
         create_backend(backend).create_keyed_backend(int, max_parallelism=32, key_group_range=first) as again,
@@ -249,7 +249,7 @@ def test_a_savepoint_is_restored_and_read(
     content = place.files.read(name)
     place.overwrite(name, content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
     with pytest.raises(CorruptCheckpointError, match=name.split("/")[-1]):
-        read_state(where, "count")
+        state(where, "count").to_table()
     place.files.remove(name)
     with pytest.raises(CorruptCheckpointError, match="a file is missing"):
         other.create_keyed_backend(int, max_parallelism=32, restore=where)

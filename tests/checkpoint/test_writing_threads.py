@@ -155,4 +155,4 @@ def test_a_forked_process_writes_on_threads_of_its_own(tmp_path: Path) -> None:
         assert os.waitpid(child, 0)[1] == 0
         store.commit(1, [keyed.snapshot(1, store).result(20)])
     for name in ("parent", "child"):
-        assert sb.tools.read_state(tmp_path / name, "count")["value"].to_pylist() == [5]
+        assert sb.tools.state(tmp_path / name, "count").to_table()["value"].to_pylist() == [5]

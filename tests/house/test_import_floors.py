@@ -66,6 +66,7 @@ OUTSIDE_OF = {
     "statebackend.types.model": ("typing_extensions",),  # type checkers know it; no program imports it
     "statebackend.spark": ("pyspark", "py4j"),
     "statebackend.spark_functions": ("pyspark", "pandas"),
+    "statebackend.tools.state_rows": ("duckdb",),  # for `sql`, if it is installed
     "statebackend._core": ("cython", "cpython", "libc", "posix"),  # Cython's own
 }
 

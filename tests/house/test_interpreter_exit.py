@@ -72,7 +72,7 @@ store = sb.CheckpointStore(folder).open_for_writing(key_type=int, max_parallelis
 
 
 def read_back(folder: Path) -> list[int]:
-    return sb.tools.read_state(folder, "count")["value"].to_pylist()
+    return sb.tools.state(folder, "count").to_table()["value"].to_pylist()
 
 
 def test_an_idle_writing_thread_does_not_keep_the_interpreter(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def code_of(runner: Runner, *arguments: Any) -> str:
 def total(opening: Opening) -> int | None:
     if sb.CheckpointStore(opening.folder).latest() is None:
         return None
-    return sb.tools.read_state(opening.folder, "total")["value"].to_pylist()[0]
+    return sb.tools.state(opening.folder, "total").to_table()["value"].to_pylist()[0]
 
 
 def test_a_plan_is_compared_whole(opening: Opening) -> None:

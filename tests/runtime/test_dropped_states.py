@@ -131,7 +131,7 @@ def test_start_is_refused_when_an_operator_state_is_not_requested(tmp_path: Path
     sb.tools.drop_state(tmp_path, "offsets")
     assert run(tmp_path, 1, Keeps("count")) == "[1]"
     with pytest.raises(sb.UsageError) as caught:
-        sb.tools.read_state(tmp_path, "offsets")
+        sb.tools.state(tmp_path, "offsets").to_table()
     assert caught.value.code == "USAGE.NO_STATE"
 
 
@@ -215,7 +215,7 @@ def test_older_checkpoints_keep_a_dropped_state(tmp_path: Path) -> None:
         run(tmp_path, batch_id, Keeps("count", "total"))
     sb.tools.drop_state(tmp_path, "total")
     run(tmp_path, 3, Keeps("count"))
-    assert len(sb.tools.read_state(tmp_path, "total", id=1)) == len(USERS)
+    assert len(sb.tools.state(tmp_path, "total", id=1).to_table()) == len(USERS)
     sb.tools.rewind(tmp_path, to=2, checkpoint_location=None)
     assert run(tmp_path, 3, Keeps("count", "total")) == "[6, None]", "checkpoint 2 has lost it"
     sb.tools.rewind(tmp_path, to=1, checkpoint_location=None)
@@ -268,7 +268,7 @@ def test_state_is_dropped_from_the_source_of_the_first_batch_until_a_rewind_to_b
     assert run(started, 6, Keeps("count"), **options) == "[7]"
     sb.tools.rewind(started, to=5, checkpoint_location=None)
     assert run(started, 6, Keeps("count"), **options) == "[7]"
-    assert len(sb.tools.read_state(tmp_path / source, "total")) == len(USERS), "the source is unchanged"
+    assert len(sb.tools.state(tmp_path / source, "total").to_table()) == len(USERS), "the source is unchanged"
     sb.tools.rewind(started, to=None, checkpoint_location=None)
     refused(started, 5, Keeps("count"), **options)
     assert run(started, 5, KeepsLists("count", "total"), **options) == "[1, 1]"
@@ -308,7 +308,7 @@ def test_state_of_the_other_kind_may_have_the_name_of_a_dropped_one(tmp_path: Pa
     assert "drop_state(store, 'total')" in error.hint
     sb.tools.drop_state(tmp_path, "total")
     assert run(tmp_path, 1, Moved("count")) == "[1]"
-    assert sb.tools.read_state(tmp_path, "total")["value"].to_pylist() == [2] * len(USERS)
+    assert sb.tools.state(tmp_path, "total").to_table()["value"].to_pylist() == [2] * len(USERS)
 
 
 def test_files_of_a_database_that_hold_a_dropped_state_are_not_copied(tmp_path: Path) -> None:
@@ -453,8 +453,8 @@ def test_hosts_refuse_a_misspelt_name_and_follow_a_drop(tmp_path: Path) -> None:
     assert CheckpointReader(tmp_path).checkpoints() == [0, 1]
     sb.tools.drop_state(tmp_path, "total")
     batch(2, KeepsLists("count", "total"))
-    assert set(sb.tools.read_state(tmp_path, "count")["value"].to_pylist()) == {6}
-    assert set(sb.tools.read_state(tmp_path, "total")["value"].to_pylist()) == {3}
+    assert set(sb.tools.state(tmp_path, "count").to_table()["value"].to_pylist()) == {6}
+    assert set(sb.tools.state(tmp_path, "total").to_table()["value"].to_pylist()) == {3}
     assert run(tmp_path, 3, KeepsLists("count", "total")) == "[6, 3]"
 
 

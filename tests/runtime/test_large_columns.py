@@ -83,7 +83,7 @@ def test_a_column_of_a_state_has_more_than_two_gigabytes(tmp_path: Path, kind: s
         found = again.get_state(descriptor).get_many(*keys)
         assert found.type == pa.large_string()
         assert pc.all(pc.equal(found, pa.scalar(TEXT, pa.large_string()))).as_py()
-    assert sb.tools.read_state(tmp_path, "text").num_rows == ROWS
+    assert sb.tools.state(tmp_path, "text").to_table().num_rows == ROWS
 
 
 @pytest.mark.parametrize("kind", VALUES)

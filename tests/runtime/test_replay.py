@@ -90,7 +90,7 @@ def stored(folder: Path, number: int, now: int) -> dict[str, Any]:
     """
     rows = {}
     for name in (*NAMES, "statebackend.timers.processing"):
-        table = sb.tools.read_state(folder, name, id=number)
+        table = sb.tools.state(folder, name, id=number).to_table()
         keys = [each for each in ("key", "map_key") if each in table.column_names]
         found = table.to_pylist()
         if name in NAMES and name != "seen":

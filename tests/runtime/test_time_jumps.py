@@ -54,7 +54,7 @@ class Years:
             table = pa.table({"user": ["a"], "at": [self.clock.now() if at is None else at]})
             runner.run(self.next, BatchSource(lambda: table), Stopwatch())
             self.next += 1
-            return sb.tools.read_state(self.folder, "n")["value"].to_pylist()[0]
+            return sb.tools.state(self.folder, "n").to_table()["value"].to_pylist()[0]
 
 
 @pytest.fixture

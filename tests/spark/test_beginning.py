@@ -66,7 +66,7 @@ def test_reset_lets_a_stream_go_on_from_empty_after_each_gap(stream: Stream) -> 
     failure = stream.fails(stream.batches(sink=sink))
     assert "BATCH_GAP.STREAM_BEHIND" in failure
     assert "sb.tools.reset(store, first_batch=3)" in failure
-    assert sb.tools.read_state(stream.state, "total")["value"].to_pylist() == [10]
+    assert sb.tools.state(stream.state, "total").to_table()["value"].to_pylist() == [10]
     assert sb.tools.reset(stream.state, first_batch=3).dropped == [3, 4]
     stream.run(stream.batches(sink=sink))
     assert sink.calls[2:] == [(3, [("a", 5)]), (4, [("a", 10)])]

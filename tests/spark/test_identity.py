@@ -20,7 +20,7 @@ pytestmark = pytest.mark.spark
 
 
 def state_of(stream: Stream) -> dict[str, int]:
-    table = sb.tools.read_state(stream.state, "total")
+    table = sb.tools.state(stream.state, "total").to_table()
     return dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
 
 

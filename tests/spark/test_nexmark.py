@@ -61,7 +61,7 @@ def state_of(run: Run) -> dict[str, list[str]]:
     """The rows of each state, sorted; without those that have expired and are not yet cleaned up."""
     progress, shown = run.batches.last_progress, {}
     for name in progress["states"]:
-        rows = sb.tools.read_state(run.folder / "state", name).to_pylist()
+        rows = sb.tools.state(run.folder / "state", name).to_table().to_pylist()
         if rows and "timestamp" in rows[0]:
             rows = [row for row in rows if row["timestamp"] > progress["watermark"] - TTL]
         shown[name] = sorted(map(repr, rows))

@@ -54,7 +54,7 @@ def test_the_join_and_a_savepoint_while_it_runs(spark: Any, tmp_path: Path) -> N
         names["batches"].close()
     rows = sorted(tuple(row) for row in spark.read.parquet(str(tmp_path / "app/joined")).collect())
     assert rows == [("ann", 7, 30), ("ann", 8, 12), ("bob", 9, 5)]
-    kept = sb.tools.read_state(tmp_path / "backups/2024-03-01", "waiting").to_pylist()
+    kept = sb.tools.state(tmp_path / "backups/2024-03-01", "waiting").to_table().to_pylist()
     assert [(row["key"], row["value"]) for row in kept] == [(3, [{"order": 6, "amount": 1}])]
 
 

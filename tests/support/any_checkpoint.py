@@ -14,7 +14,7 @@ import statebackend as sb
 def read_rows(store: Path, name: str, key_type: Any = "string") -> pa.Table:
     """The rows of a state; from files of a database by way of a savepoint, as the tools advise."""
     try:
-        return sb.tools.read_state(store, name)
+        return sb.tools.state(store, name).to_table()
     except sb.UsageError as error:
         if "files of kind 'sst'" not in str(error):
             raise
@@ -25,4 +25,4 @@ def read_rows(store: Path, name: str, key_type: Any = "string") -> pa.Table:
         backend.create_keyed_backend(key_type, restore=checkpoint) as keyed,
     ):
         keyed.savepoint(f"{folder}/savepoint")
-        return sb.tools.read_state(f"{folder}/savepoint", name)
+        return sb.tools.state(f"{folder}/savepoint", name).to_table()

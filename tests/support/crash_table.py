@@ -158,7 +158,7 @@ class Cell:
     def state_now(self) -> dict[str, int]:
         if sb.CheckpointStore(self.state).latest() is None:
             return {}
-        table = sb.tools.read_state(self.state, "total")
+        table = sb.tools.state(self.state, "total").to_table()
         return dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
 
     def wanted(self, files: int) -> Counter[tuple[str, int]]:

@@ -239,7 +239,7 @@ def check_running(folder: Path) -> int:
         wanted = [(number, sum(amounts[:number])) for number in range(1, len(amounts) + 1)]
         assert found.pop(user) == wanted, f"{user} differs"
     assert found == {}
-    state = sb.tools.read_state(folder / "state", "total")
+    state = sb.tools.state(folder / "state", "total").to_table()
     totals = dict(zip(state["key"].to_pylist(), state["value"].to_pylist(), strict=True))
     assert totals == {user: sum(amounts) for user, amounts in of_user.items()}
     return len(given)

@@ -144,7 +144,7 @@ def shown(table: pa.Table, ttl: bool) -> list[tuple[Any, ...]]:
         namespace = row.get("namespace")
         if isinstance(namespace, dict):
             namespace = sb.TimeWindow(**namespace)
-        key = tuple(row["key"].values()) if isinstance(row["key"], dict) else row["key"]
+        key = row["key"] if "key" in row else (row["a"], row["b"])  # the fields of a key that is a row
         time = row["timestamp"] if ttl else None
         rows.append(
             (key, sb.VOID if namespace is None else namespace, row.get("map_key"), row["value"], time)
@@ -169,6 +169,7 @@ def keyed_snapshot(
     checkpoint_id: int,
     files: Sequence[StoredFile],
     states: list[dict[str, Any]],
+    key_type: Any = int,
     **options: Any,
 ) -> StateSnapshot:
     return StateSnapshot(
@@ -176,6 +177,6 @@ def keyed_snapshot(
         store.epoch,
         files=tuple(files),
         states=tuple(states),
-        extra={"part": "keyed"},
+        extra={"part": "keyed", "key_type": of(key_type).config()},
         **options,
     )

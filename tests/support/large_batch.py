@@ -115,7 +115,7 @@ def main() -> None:
     seconds = time.perf_counter() - began
     progress = batches.last_progress
     assert (progress["batchId"], progress["numInputRows"], progress["input"]) == (0, rows, "files")
-    state = sb.tools.read_state(folder / "state", "total")
+    state = sb.tools.state(folder / "state", "total").to_table()
     found = np.zeros(KEYS, np.int64)
     found[state["key"].to_numpy()] = state["value"].to_numpy()
     assert (found == np.load(folder / "sums.npy")).all()

@@ -60,6 +60,7 @@ def write_history(
             7,
             own,
             described,
+            key_type,
             subtask_index=index,
             parallelism=parallelism,
             key_groups=range_for(GROUPS, parallelism, index),
@@ -96,7 +97,7 @@ def check_same(copy: Checkpoint, original: Checkpoint, target: Path, models: dic
     assert output.name.endswith(".parquet")
     assert copy.read_file(output) == b"what the batch gave"
     for name, model in models.items():
-        assert shown(sb.tools.read_state(target, name), model.ttl) == without_times(
+        assert shown(sb.tools.state(target, name).to_table(), model.ttl) == without_times(
             model.expected(), model.ttl
         )
 
@@ -179,7 +180,8 @@ def test_rows_that_are_a_history_stay_in_order(store: CheckpointStore, root: Pat
             "op": pa.array(ops, pa.uint8()),
         }
     )
-    values = pa.record_batch({"key": [1, 2, 1], "value": [1, 2, 3]})
+    puts = pa.array([Op.PUT] * 3, pa.uint8())
+    values = pa.record_batch({"key": [1, 2, 1], "value": [1, 2, 3], "op": puts})
     sections = [
         Section("list", lists.schema, [GroupedBatch.of(lists, [4] * 6)]),
         Section("value", values.schema, [GroupedBatch.of(values, [4] * 3)]),
@@ -188,9 +190,9 @@ def test_rows_that_are_a_history_stay_in_order(store: CheckpointStore, root: Pat
     store.commit(7, [keyed_snapshot(store, 7, [write(store, 7, "base", sections)], described)])
     sb.tools.rescale(root, target, max_parallelism=1)
     for each in (root, target):
-        found = sb.tools.read_state(each, "list").to_pylist()
+        found = sb.tools.state(each, "list").to_table().to_pylist()
         assert found == [{"key": 1, "value": [2]}, {"key": 2, "value": [3, 4]}]
-        found = sb.tools.read_state(each, "value").to_pylist()
+        found = sb.tools.state(each, "value").to_table().to_pylist()
         assert found == [{"key": 2, "value": 2}, {"key": 1, "value": 3}]
 
 
@@ -201,7 +203,7 @@ def test_more_rows_than_a_batch_holds(store: CheckpointStore, root: Path, target
     described = [Model("value", int, str).described("state")]
     store.commit(7, [keyed_snapshot(store, 7, [write(store, 7, "base", [section])], described)])
     sb.tools.rescale(root, target, max_parallelism=64)
-    found = sb.tools.read_state(target, "state").sort_by("key")
+    found = sb.tools.state(target, "state").to_table().sort_by("key")
     assert found["value"].to_pylist() == [str(n) for n in range(count)]
 
 
@@ -243,7 +245,7 @@ def test_one_state_is_dropped(made_for: Any, root: Path, target: Path, rng: rand
     check_same(copy, original, target, models)
     assert copy.metadata.max_parallelism == GROUPS
     with pytest.raises(UsageError, match=r"\[USAGE\.NO_STATE\]"):
-        sb.tools.read_state(target, name)
+        sb.tools.state(target, name).to_table()
     left = operators_of(original)
     for contents in left:
         contents.pop(name, None)
@@ -317,12 +319,14 @@ def test_a_file_that_two_instances_name_is_copied_once_or_divided(
     sb.tools.rescale(root, target / "a", max_parallelism=32)
     for name, each in (("n", model), ("m", other)):
         for where in (root, target / "a"):
-            found = shown(sb.tools.read_state(where, name), False)
+            found = shown(sb.tools.state(where, name).to_table(), False)
             assert found == without_times(each.expected(), False)
     sb.tools.drop_state(root, "m", target=target / "b")
     dropped = CheckpointStore(target / "b").open_latest()
     assert [file.kind for file in dropped.files.values() if file.kind != "manifest"] == ["base"]
-    assert shown(sb.tools.read_state(target / "b", "n"), False) == without_times(model.expected(), False)
+    assert shown(sb.tools.state(target / "b", "n").to_table(), False) == without_times(
+        model.expected(), False
+    )
 
 
 def test_model_and_library_do_not_agree_by_chance() -> None:

@@ -139,7 +139,7 @@ def test_what_is_restored_is_that_of_the_checkpoint(
             assert held(restored, key_type, savepoint, 32, now=now) == expected
         assert held(restored, key_type, savepoint, 57, now=12_500) == expected
     for name in [*DESCRIPTORS, *TIMED, *OPERATOR, "statebackend.timers.event"]:
-        found, expected = sb.tools.read_state(target, name), sb.tools.read_state(root, name)
+        found, expected = sb.tools.state(target, name).to_table(), sb.tools.state(root, name).to_table()
         assert sorted(found.schema.names) == sorted(expected.schema.names)
         columns = expected.schema.names
         assert sorted(found.select(columns).to_pylist(), key=repr) == sorted(expected.to_pylist(), key=repr)
@@ -364,7 +364,7 @@ def test_whatever_a_crash_or_a_full_disk_leaves_is_no_savepoint(root: Path) -> N
             for restore in (
                 lambda left=left: create("reference", int, restore=left).close(),
                 lambda left=left: sb.create_backend("heap").create_operator_backend(restore=left).close(),
-                lambda left=left: sb.tools.read_state(left, "count"),
+                lambda left=left: sb.tools.state(left, "count").to_table(),
             ):
                 if code_of(restore) is None:
                     assert len(left.parts("keyed") + left.parts("operator")) == 4
@@ -398,5 +398,5 @@ def test_a_checkpoint_that_its_writer_drops_is_written_whole(
     made = sb.tools.savepoint(root, target)
     assert dropped
     assert dropped[0] not in CheckpointReader(root).checkpoints()
-    assert sb.tools.read_state(made, "n").equals(sb.tools.read_state(expected, "n"))
+    assert sb.tools.state(made, "n").to_table().equals(sb.tools.state(expected, "n").to_table())
     assert list(root.glob("pins/*")) == []

@@ -171,7 +171,7 @@ def test_dicts_of_all_sorts_are_maps(tmp_path: Path) -> None:
         target=Savepoint(tmp_path / "new"),
         descriptor=new_descriptor("pickled"),
     )
-    assert sb.tools.read_state(made, "maps").sort_by("key").to_pydict() == {
+    assert sb.tools.state(made, "maps").to_table().sort_by("key").to_pydict() == {
         "key": [1, 1, 2, 2],
         "map_key": ["a", "b", "b", "a"],
         "value": [2, 1, None, 3],
@@ -196,7 +196,7 @@ def test_one_batch_of_maps_is_in_memory_at_a_time(tmp_path: Path) -> None:
     finally:
         pa.set_memory_pool(before)
     assert pool.max_memory() < 48 << 20
-    table = sb.tools.read_state(made, "maps")
+    table = sb.tools.state(made, "maps").to_table()
     assert table.num_rows == 100 * entries
     assert table.nbytes > 64 << 20
 
@@ -277,13 +277,13 @@ def test_maps_of_a_store_are_split_on_the_way_into_a_savepoint(tmp_path: Path) -
         with CheckpointStore(tmp_path / "old").open_for_writing(key_type=int, max_parallelism=128) as store:
             store.commit(0, [keyed.snapshot(0, store).result()])
     made = sb.tools.split_maps(tmp_path / "old", "maps", target=tmp_path / "typed")
-    assert sb.tools.read_state(made, "maps").to_pylist() == [{"key": 1, "map_key": "a", "value": 1}]
-    assert sb.tools.read_state(made, "pickled").num_rows == 1
+    assert sb.tools.state(made, "maps").to_table().to_pylist() == [{"key": 1, "map_key": "a", "value": 1}]
+    assert sb.tools.state(made, "pickled").to_table().num_rows == 1
     error = refused(tmp_path, "pickled", None, UsageError, "missing the types of the map state 'pickled'")
     assert error.code == "USAGE.DESCRIPTOR"
     described = sb.MapStateDescriptor("as map", str, int)
     made = sb.tools.split_maps(tmp_path / "old", "pickled", target=tmp_path / "split", descriptor=described)
-    assert sb.tools.read_state(made, "as map").to_pylist() == [{"key": 1, "map_key": "b", "value": 2}]
+    assert sb.tools.state(made, "as map").to_table().to_pylist() == [{"key": 1, "map_key": "b", "value": 2}]
 
 
 def test_damage_is_found_and_leaves_no_copy(tmp_path: Path) -> None:

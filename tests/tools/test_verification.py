@@ -90,7 +90,7 @@ def test_there_is_no_store(tmp_path: Path) -> None:
             sb.tools.verify(given)
         assert caught.value.code == "USAGE.NO_CHECKPOINT"
         with pytest.raises(sb.UsageError) as other:
-            sb.tools.read_state(tmp_path, "state")
+            sb.tools.state(tmp_path, "state").to_table()
         assert caught.value.message == other.value.message
     with CheckpointStore(tmp_path).open_for_writing():
         assert sb.tools.verify(tmp_path).newest_intact is None

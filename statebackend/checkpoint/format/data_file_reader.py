@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -145,22 +145,33 @@ class DataFileReader:
         groups, inverse = np.unique(runs["key_group"], return_inverse=True)
         return np.bincount(inverse, runs["rows"] * sizes[runs["batch"]], len(groups)).astype(np.float64)
 
-    def read(self, state: str, key_groups: KeyGroupRange | None = None) -> Iterator[GroupedBatch]:
-        """The rows of a state in file order, of all or some key groups. Holds one batch at a time in memory."""
+    def read(
+        self,
+        state: str,
+        key_groups: KeyGroupRange | NDArray[np.int64] | None = None,
+        columns: Collection[str] | None = None,
+    ) -> Iterator[GroupedBatch]:
+        """The rows of a state in file order, of all or some key groups, which ascend, and all or some columns.
+
+        Holds one batch at a time in memory.
+        """
         runs = self._runs(state)
-        if key_groups is not None:
+        if isinstance(key_groups, KeyGroupRange):
             first = np.searchsorted(runs["key_group"], key_groups.start, "left")
             runs = runs[first : np.searchsorted(runs["key_group"], key_groups.end, "right")]
-        columns = self._columns(state)
-        return self._batches(runs, columns)
+        elif key_groups is not None:
+            runs = runs[np.isin(runs["key_group"], key_groups)]
+        return self._batches(runs, self._columns(state, columns))
 
     def _batches(self, runs: NDArray[np.void], columns: list[tuple[str, int]]) -> Iterator[GroupedBatch]:
         starts = np.flatnonzero(np.diff(runs["batch"], prepend=-1))
         for of_batch in np.split(runs, starts[1:]) if len(runs) else ():
             batch = self._batch(int(of_batch["batch"][0]), columns)
-            start, counts = int(of_batch["start"][0]), of_batch["rows"].astype(np.int64)
-            rows = batch.slice(start, int(counts.sum()))
-            yield GroupedBatch(rows, of_batch["key_group"].astype(np.int64), counts)
+            ends = of_batch["start"].astype(np.int64) + of_batch["rows"]
+            for own in np.split(of_batch, np.flatnonzero(of_batch["start"][1:] != ends[:-1]) + 1):
+                start, counts = int(own["start"][0]), own["rows"].astype(np.int64)
+                rows = batch.slice(start, int(counts.sum()))
+                yield GroupedBatch(rows, own["key_group"].astype(np.int64), counts)
 
     def compare(self, key_groups: KeyGroupRange) -> None:
         """Compare the bytes of every batch that has rows of some key groups with their checksums; decodes nothing."""
@@ -185,9 +196,13 @@ class DataFileReader:
         found = self._state(state)
         return self._index.runs[found.first_run : found.first_run + found.n_runs]
 
-    def _columns(self, state: str) -> list[tuple[str, int]]:
+    def _columns(self, state: str, chosen: Collection[str] | None = None) -> list[tuple[str, int]]:
         columns = self._state(state).columns
-        return [(role, columns[role]) for role in COLUMNS if role in columns]
+        return [
+            (role, columns[role])
+            for role in COLUMNS
+            if role in columns and (chosen is None or role in chosen)
+        ]
 
     def _batch(self, number: int, columns: list[tuple[str, int]]) -> pa.RecordBatch:
         stored = self._index.batches[number]

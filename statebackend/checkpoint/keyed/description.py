@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from statebackend.checkpoint.store.manifest import CheckedStates, checked_states
-from statebackend.checkpoint.store.sealed import JsonObject, Malformed, instance
+from statebackend.checkpoint.store.sealed import MAX_INTEGER, JsonObject, Malformed, instance, integer
 from statebackend.errors import CorruptCheckpointError, SerializationError, StateMigrationError
 from statebackend.state import (
     MAX_TIMESTAMP,
@@ -31,6 +32,25 @@ def value_role(kind: str) -> str:
     return _VALUE_ROLES.get(kind, "accumulator")
 
 
+class Lifetime(NamedTuple):
+    """A time to live, in milliseconds."""
+
+    ttl: int
+    in_event_time: bool
+
+    @classmethod
+    def read(cls, data: object) -> Lifetime | None:
+        """Read it from a description; None in stores of older versions, which do not have it."""
+        if data is None:
+            return None
+        members = instance(data, dict, "the lifetime of a state")
+        in_event_time = instance(members.get("event_time"), bool, "the time of a lifetime")
+        return cls(integer(members.get("ttl"), "a lifetime", 1), in_event_time)
+
+    def to_json(self) -> JsonObject:
+        return {"ttl": self.ttl, "event_time": self.in_event_time}
+
+
 @dataclass(frozen=True)
 class StateDescription:
     """A state as `StateSnapshot.states` describes it: name, kind, types by role, with a time to live or without."""
@@ -39,10 +59,16 @@ class StateDescription:
     kind: str
     types: dict[str, JsonObject]
     ttl: bool
+    #: The time to live in milliseconds, and if it counts in event time; None if there is none, or it is unknown.
+    lifetime: Lifetime | None = field(default=None, compare=False)
+    #: False if a backend keeps the state, and nobody has requested it since the restore.
+    is_declared: bool = field(default=True, compare=False)
 
     @classmethod
     def of(cls, descriptor: StateDescriptor) -> StateDescription:
-        return cls(descriptor.name, **descriptor.config())
+        ttl = descriptor.ttl_config
+        lifetime = None if ttl is None else Lifetime(min(ttl.ttl, MAX_INTEGER), ttl.is_in_event_time)
+        return cls(descriptor.name, **descriptor.config(), lifetime=lifetime)
 
     @classmethod
     def read(cls, data: Mapping[str, object], where: str) -> StateDescription:
@@ -53,6 +79,8 @@ class StateDescription:
                 instance(data.get("kind"), str, "the kind of a state"),
                 instance(data.get("types"), dict, "the types of a state"),
                 instance(data.get("ttl"), bool, "the time to live of a state"),
+                Lifetime.read(data.get("lifetime")),
+                data.get("declared") is not False,
             )
         except Malformed as error:
             raise CorruptCheckpointError(f"a state is described wrongly: {error}", detail=where) from error
@@ -63,7 +91,12 @@ class StateDescription:
         return self.name.startswith(RESERVED)
 
     def to_json(self) -> JsonObject:
-        return {"name": self.name, "kind": self.kind, "types": self.types, "ttl": self.ttl}
+        described: JsonObject = {"name": self.name, "kind": self.kind, "types": self.types, "ttl": self.ttl}
+        if self.lifetime is not None:
+            described["lifetime"] = self.lifetime.to_json()
+        if not self.is_declared:
+            described["declared"] = False
+        return described
 
     def descriptor(self) -> StateDescriptor:
         """A descriptor that takes the state over as it is; of a state of values, a list or a map."""
@@ -120,7 +153,10 @@ class StateDescriptions:
     @cached_property
     def by_name(self) -> list[StateDescription]:
         described = [
-            each if isinstance(each, StateDescription) else StateDescription.of(each) for each in self.states
+            replace(each, is_declared=False)
+            if isinstance(each, StateDescription)
+            else StateDescription.of(each)
+            for each in self.states
         ]
         return sorted(described, key=lambda each: each.name)
 

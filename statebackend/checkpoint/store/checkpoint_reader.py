@@ -173,6 +173,10 @@ class Checkpoint:
         for file in self.files.values() if files is None else files:
             self._checked(file, None)
 
+    def pin(self, *, lease: Duration = "10 minutes") -> Pin:
+        """Keep its files from being removed while they are read; see `CheckpointReader.pin`."""
+        return Pin(self._files, self, lease)
+
     def is_kept(self) -> bool:
         """Look again if the store still has it; False once its writer has dropped it. Reads the newest entry."""
         if not self._is_committed:
@@ -357,8 +361,7 @@ class CheckpointReader:
         The writer of the store may go on and drop the checkpoint meanwhile: its files stay until the pin is released,
         or until the lease ends, counted from here or from the last `Pin.renew`. Writes one small file to the store.
         """
-        checkpoint = self.open_latest() if checkpoint_id is None else self.open(checkpoint_id)
-        return Pin(self._files, checkpoint, lease)
+        return (self.open_latest() if checkpoint_id is None else self.open(checkpoint_id)).pin(lease=lease)
 
     def open_snapshots(self, snapshots: Iterable[StateSnapshot | Mapping[str, object]]) -> Checkpoint:
         """Open snapshots of an uncommitted checkpoint to restore from them; takes what `CheckpointStore.commit` takes.

@@ -21,7 +21,7 @@ from statebackend.checkpoint.keyed.compaction import applied
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.keys import encode_namespace
-from statebackend.tools import read as reading
+from statebackend.tools import sources
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -74,10 +74,12 @@ def test_a_chain_of_changes_is_applied(
         file = write(store, checkpoint_id, "base" if is_base else "delta", sections)
         files = [file] if is_base else [*files, file]
         states = [model.described("state"), other.described("other")]
-        store.commit(checkpoint_id, [keyed_snapshot(store, checkpoint_id, files, states)])
-        found = sb.tools.read_state(root, "state")
+        store.commit(checkpoint_id, [keyed_snapshot(store, checkpoint_id, files, states, key_type)])
+        found = sb.tools.state(root, "state").to_table()
         assert shown(found, ttl) == without_times(model.expected(), ttl)
-        assert shown(sb.tools.read_state(root, "other"), False) == without_times(other.expected(), False)
+        assert shown(sb.tools.state(root, "other").to_table(), False) == without_times(
+            other.expected(), False
+        )
         assert "op" not in found.schema.names
 
 
@@ -85,7 +87,7 @@ def test_a_chain_of_changes_is_applied(
 def test_many_rows_are_applied_in_slices(
     store: CheckpointStore, root: Path, rng: random.Random, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_SLICE_ROWS", 300)
+    monkeypatch.setattr(sources, "_PIECE_ROWS", 300)
     model = Model(kind, int, int)
     files = []
     for number in range(4):
@@ -95,7 +97,7 @@ def test_many_rows_are_applied_in_slices(
             write(store, 0, "delta" if number else "base", [model.section("state", is_base=not number)])
         )
     store.commit(0, [keyed_snapshot(store, 0, files, [model.described("state")])])
-    assert shown(sb.tools.read_state(root, "state"), False) == without_times(model.expected(), False)
+    assert shown(sb.tools.state(root, "state").to_table(), False) == without_times(model.expected(), False)
 
 
 def test_nulls_within_composite_keys_are_told_apart() -> None:
@@ -127,7 +129,7 @@ def test_show_namespaces(store: CheckpointStore, root: Path, namespaces: list[An
     section = Section("state", rows.schema, [GroupedBatch.of(rows, [0] * count)])
     states = [Model("value", int, int).described("state")]
     store.commit(0, [keyed_snapshot(store, 0, [write(store, 0, "base", [section])], states)])
-    found = sb.tools.read_state(root, "state")
+    found = sb.tools.state(root, "state").to_table()
     assert found.schema.names == ["key", "namespace", "value"]
     assert found["namespace"].combine_chunks().equals(wanted)
 
@@ -147,7 +149,7 @@ def test_a_state_without_rows_has_its_columns(
 ) -> None:
     states = [Model(kind, int, str, ttl=ttl).described("state")]
     store.commit(0, [keyed_snapshot(store, 0, [], states)])
-    found = sb.tools.read_state(root, "state")
+    found = sb.tools.state(root, "state").to_table()
     if ttl:
         columns = {**columns, "timestamp": pa.list_(pa.int64()) if kind == "list" else pa.int64()}
     assert found.schema == pa.schema(columns)
@@ -163,51 +165,47 @@ def test_operator_states(store: CheckpointStore, root: Path) -> None:
     operators[0].get_list_state(sb.ListStateDescriptor("empty", float))
     operators[0].get_list_state(sb.ListStateDescriptor("pickled", sb.types.PICKLE)).add({1})
     store.commit(0, [each.snapshot(0, store).result() for each in operators])
-    assert sb.tools.read_state(root, "split").to_pydict() == {
+    assert sb.tools.state(root, "split").to_table().to_pydict() == {
         "subtask": [0, 0, 1, 1],
         "value": [0, 10, 1, 10],
     }
-    assert sb.tools.read_state(root, "rules").to_pydict() == {
+    assert sb.tools.state(root, "rules").to_table().to_pydict() == {
         "subtask": [0, 0, 1, 1],
         "map_key": ["b", "a"] * 2,
         "value": [0, None, 1, None],
     }
-    assert sb.tools.read_state(root, "late").to_pydict() == {"subtask": [1], "value": ["x"]}
-    assert sb.tools.read_state(root, "empty").schema == pa.schema(
+    assert sb.tools.state(root, "late").to_table().to_pydict() == {"subtask": [1], "value": ["x"]}
+    assert sb.tools.state(root, "empty").to_table().schema == pa.schema(
         {"subtask": pa.int32(), "value": pa.float64()}
     )
-    assert sb.tools.read_state(root, "pickled").schema.field("value").type == pa.binary()
+    assert sb.tools.state(root, "pickled").to_table().schema.field("value").type == pa.binary()
     for each in operators:
         each.get_list_state(sb.ListStateDescriptor("split", int)).clear()
         each.get_broadcast_state(sb.MapStateDescriptor("rules", str, int)).clear()
     operators[0].get_list_state(sb.ListStateDescriptor("pickled", sb.types.PICKLE)).clear()
     store.commit(1, [each.snapshot(1, store).result() for each in operators])
-    empty = sb.tools.read_state(root, "rules")
+    empty = sb.tools.state(root, "rules").to_table()
     assert empty.schema == pa.schema({"subtask": pa.int32(), "map_key": pa.string(), "value": pa.int64()})
-    assert (empty.num_rows, sb.tools.read_state(root, "rules", id=0).num_rows) == (0, 4)
+    assert (empty.num_rows, sb.tools.state(root, "rules", id=0).to_table().num_rows) == (0, 4)
 
 
 def test_which_checkpoint_and_which_state(store: CheckpointStore, root: Path) -> None:
     with pytest.raises(UsageError, match=r"\[USAGE\.NO_CHECKPOINT\]"):
-        sb.tools.read_state(root, "state")
+        sb.tools.state(root, "state").to_table()
     operator = sb.OperatorStateBackend()
     for checkpoint_id in range(2):
         operator.get_list_state(sb.ListStateDescriptor("n", int)).add(checkpoint_id)
         store.commit(checkpoint_id, [operator.snapshot(checkpoint_id, store).result()])
-    assert sb.tools.read_state(str(root), "n")["value"].to_pylist() == [0, 1]
-    assert sb.tools.read_state(root, "n", id=0)["value"].to_pylist() == [0]
+    assert sb.tools.state(str(root), "n").to_table()["value"].to_pylist() == [0, 1]
+    assert sb.tools.state(root, "n", id=0).to_table()["value"].to_pylist() == [0]
     for name, checkpoint_id, code in (("m", None, "USAGE.NO_STATE"), ("n", 7, "USAGE.NO_CHECKPOINT")):
         with pytest.raises(UsageError) as caught:
-            sb.tools.read_state(root, name, id=checkpoint_id)
+            sb.tools.state(root, name, id=checkpoint_id).to_table()
         assert caught.value.code == code
     keyed = keyed_snapshot(store, 2, [], [Model("value", int, int).described("n")])
     store.commit(2, [keyed, operator.snapshot(2, store).result()])
     with pytest.raises(UsageError, match="both a keyed state and an operator state"):
-        sb.tools.read_state(root, "n")
-    native = write(store, 3, "sst", [])
-    store.commit(3, [keyed_snapshot(store, 3, [native], [Model("value", int, int).described("n")])])
-    with pytest.raises(UsageError, match="'sst'"):
-        sb.tools.read_state(root, "n")
+        sb.tools.state(root, "n").to_table()
 
 
 def test_only_what_is_needed_is_read_and_damage_is_found(store: CheckpointStore, root: Path) -> None:
@@ -222,12 +220,12 @@ def test_only_what_is_needed_is_read_and_damage_is_found(store: CheckpointStore,
     content = bytearray(path.read_bytes())
     content[600] ^= 1  # in the first batch
     path.write_bytes(bytes(content))
-    assert sb.tools.read_state(root, "second").num_rows == 1000
+    assert sb.tools.state(root, "second").to_table().num_rows == 1000
     with pytest.raises(CorruptCheckpointError, match=file.name):
-        sb.tools.read_state(root, "first")
+        sb.tools.state(root, "first").to_table()
     path.unlink()
     with pytest.raises(CorruptCheckpointError, match=file.name):
-        sb.tools.read_state(root, "second")
+        sb.tools.state(root, "second").to_table()
 
 
 @pytest.mark.parametrize(
@@ -242,7 +240,7 @@ def test_misdescribed_files(store: CheckpointStore, root: Path, kind: str, colum
     file = write(store, 0, "base", [Section("state", rows.schema, [GroupedBatch.of(rows, [0, 0])])])
     store.commit(0, [keyed_snapshot(store, 0, [file], [Model(kind, int, int).described("state")])])
     with pytest.raises(CorruptCheckpointError, match=r"checkpoints/2\.json"):
-        sb.tools.read_state(root, "state")
+        sb.tools.state(root, "state").to_table()
 
 
 def test_files_that_disagree_about_a_type_are_refused(store: CheckpointStore, root: Path) -> None:
@@ -252,7 +250,7 @@ def test_files_that_disagree_about_a_type_are_refused(store: CheckpointStore, ro
         files.append(write(store, 0, "delta", [Section("state", rows.schema, [GroupedBatch.of(rows, [0])])]))
     store.commit(0, [keyed_snapshot(store, 0, files, [Model("value", int, int).described("state")])])
     with pytest.raises(CorruptCheckpointError, match="not as its snapshot describes it"):
-        sb.tools.read_state(root, "state")
+        sb.tools.state(root, "state").to_table()
 
 
 TIMED = sb.ListStateDescriptor("timed", str).enable_time_to_live(sb.StateTtlConfig(10**12))
@@ -286,17 +284,17 @@ def test_the_rows_are_those_of_a_checkpoint(tmp_path: Path, backend: str, rng: r
         taken = [each.snapshot(0, store) for each in (*instances, *operators)]
         store.commit(0, [each.result() for each in taken])
     for name in [*DESCRIPTORS, "timed", "here and there", "n", "b", "statebackend.timers.event"]:
-        expected = sb.tools.read_state(tmp_path / "store", name)
+        expected = sb.tools.state(tmp_path / "store", name).to_table()
         for savepoint in (tmp_path / "savepoint", Savepoint(tmp_path / "savepoint")):
-            found = sb.tools.read_state(savepoint, name)
+            found = sb.tools.state(savepoint, name).to_table()
             assert sorted(found.schema.names) == sorted(expected.schema.names)
             assert rows(found) == rows(expected)
             assert {each.name: each.type for each in found.schema} == {
                 each.name: each.type for each in expected.schema
             }
-    assert sb.tools.read_state(tmp_path / "savepoint", "count")["namespace"].null_count > 0
+    assert sb.tools.state(tmp_path / "savepoint", "count").to_table()["namespace"].null_count > 0
     with pytest.raises(sb.UsageError, match="there is no state 'nobody'") as caught:
-        sb.tools.read_state(tmp_path / "savepoint", "nobody")
+        sb.tools.state(tmp_path / "savepoint", "nobody").to_table()
     assert "'count'" in str(caught.value)
 
 
@@ -308,13 +306,13 @@ def test_a_savepoint_within_a_store_is_read_and_the_store_is_preferred(tmp_path:
         store.commit(4, [keyed.snapshot(4, store).result()])
         keyed.get_state(count).update_many([1], [11])
         savepoint = keyed.savepoint(store)
-    assert sb.tools.read_state(tmp_path, "count")["value"].to_pylist() == [10]
-    assert sb.tools.read_state(savepoint, "count")["value"].to_pylist() == [11]
-    assert sb.tools.read_state(tmp_path / "savepoints" / "4", "count")["value"].to_pylist() == [11]
+    assert sb.tools.state(tmp_path, "count").to_table()["value"].to_pylist() == [10]
+    assert sb.tools.state(savepoint, "count").to_table()["value"].to_pylist() == [11]
+    assert sb.tools.state(tmp_path / "savepoints" / "4", "count").to_table()["value"].to_pylist() == [11]
     with pytest.raises(sb.UsageError, match="there is no checkpoint"):
-        sb.tools.read_state(tmp_path / "savepoints", "count")
+        sb.tools.state(tmp_path / "savepoints", "count").to_table()
     with pytest.raises(sb.UsageError, match="a savepoint has no ids"):
-        sb.tools.read_state(savepoint, "count", id=4)
+        sb.tools.state(savepoint, "count", id=4).to_table()
 
 
 def test_one_name_for_two_states_and_parts_that_are_missing(tmp_path: Path) -> None:
@@ -328,12 +326,12 @@ def test_one_name_for_two_states_and_parts_that_are_missing(tmp_path: Path) -> N
     operator.get_list_state(sb.ListStateDescriptor("n", int)).add(1)
     operator.savepoint(tmp_path)
     with pytest.raises(sb.UsageError, match="both a keyed state and an operator state are called 'n'"):
-        sb.tools.read_state(tmp_path, "n")
+        sb.tools.state(tmp_path, "n").to_table()
     (tmp_path / "_savepoint" / "operator-0-of-1.json").unlink()
-    assert sb.tools.read_state(tmp_path, "n").schema.names == ["key", "value"]
+    assert sb.tools.state(tmp_path, "n").to_table().schema.names == ["key", "value"]
     (tmp_path / "_savepoint" / "keyed-0-63.json").unlink()
     with pytest.raises(sb.CorruptCheckpointError, match="every key group once"):
-        sb.tools.read_state(tmp_path, "n")
+        sb.tools.state(tmp_path, "n").to_table()
 
 
 def test_damage_is_found(tmp_path: Path) -> None:
@@ -345,4 +343,4 @@ def test_damage_is_found(tmp_path: Path) -> None:
     for at in range(0, len(content), 7):
         path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
         with pytest.raises(sb.CorruptCheckpointError, match=path.name):
-            sb.tools.read_state(tmp_path, "n")
+            sb.tools.state(tmp_path, "n").to_table()
