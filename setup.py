@@ -253,6 +253,8 @@ CLOUD = ["obstore>=0.10"]
 DELTA = ["deltalake>=1.2"]
 #: Progress for Prometheus.
 METRICS = ["prometheus-client>=0.20"]
+#: SQL over state: `sb.tools.sql`.
+SQL = ["duckdb>=1.4"]
 #: The peers of whole batches: the tests run them, too.
 FRAMES = ["duckdb>=1.4", "polars>=1.30"]
 #: What the tests without Spark need: where a package of these is missing, tests fail.
@@ -368,9 +370,10 @@ if __name__ == "__main__":
             "test": TEST,
             "test-without-spark": TEST_WITHOUT_SPARK,
             "bench": BENCH,
+            "sql": SQL,
             "docs": DOCS,
             "lint": LINT,
-            "all": sorted({*SPARK, *CLOUD, *DELTA, *METRICS, *TEST, *BENCH, *DOCS, *LINT}),
+            "all": sorted({*SPARK, *CLOUD, *DELTA, *METRICS, *SQL, *TEST, *BENCH, *DOCS, *LINT}),
         },
         packages=packages(),
         package_data={"": ["py.typed", "*.pxd"]},
