@@ -376,6 +376,7 @@ if __name__ == "__main__":
             "all": sorted({*SPARK, *CLOUD, *DELTA, *METRICS, *SQL, *TEST, *BENCH, *DOCS, *LINT}),
         },
         packages=packages(),
+        entry_points={"console_scripts": ["statebackend = statebackend.command_line:main"]},
         package_data={"": ["py.typed", "*.pxd"]},
         include_package_data=False,
         ext_modules=extensions(),

@@ -64,6 +64,13 @@ class SparkCheckpoint:
         #: Spark's id of the query.
         self.id = str(json.loads((self.folder / "metadata").read_text(encoding="utf-8"))["id"])
 
+    def batches(self) -> list[tuple[int, int | None]]:
+        """The batches after which Spark's logs let it go on, ascending, each with the time of its plan."""
+        planned = {each.number: each.path for each in self._numbered(self.folder / "offsets")}
+        done = {each.number for each in self._numbered(self.folder / "commits")}
+        found = sorted(each for each in done & {*planned} if not each or each - 1 in planned)
+        return [(each, _planned_at(planned[each])) for each in found]
+
     def files_after(self, batch: int | None) -> list[Path]:
         """The files that a rewind to ``batch`` moves, in order; None: to before the first batch. Changes nothing.
 
@@ -183,6 +190,14 @@ def _log_offset(line: str) -> int | None:
     try:
         return int(json.loads(line)["logOffset"])
     except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _planned_at(entry: Path) -> int | None:
+    """When Spark planned a batch, in milliseconds since 1970, by its entry in ``offsets``."""
+    try:
+        return int(json.loads(entry.read_text(encoding="utf-8").splitlines()[1])["batchTimestampMs"])
+    except (IndexError, KeyError, TypeError, ValueError):
         return None
 
 

@@ -43,6 +43,14 @@ class Inventory(CheckpointReader):
             return cls(store.uri, encryption=store.encryption, _files=store._files)
         return cls(store)
 
+    @classmethod
+    def existing(cls, store: CheckpointReader | str | os.PathLike[str]) -> Inventory:
+        """The same; `UsageError` if no store is there."""
+        inventory = cls.of(store)
+        if not inventory.exists:
+            inventory.open_latest()  # raises the error for a store that is not there
+        return inventory
+
     @property
     def exists(self) -> bool:
         """True if there is anything that a writer of the store has made to begin with."""
@@ -133,10 +141,7 @@ def verify(store: str | os.PathLike[str] | CheckpointReader) -> Report:
     [] CORRUPT_CHECKPOINT the file is cut short or damaged at its end (checkpoints/3.json, bytes 0 to 7)
     >>> folder.cleanup()
     """
-    inventory = Inventory.of(store)
-    if not inventory.exists:
-        inventory.open_latest()  # raises the error for a store that is not there
-    return _Verification(inventory).report()
+    return _Verification(Inventory.existing(store)).report()
 
 
 def repair(store: str | os.PathLike[str] | CheckpointStore, *, dry_run: bool = False) -> Repaired:
@@ -165,7 +170,7 @@ def repair(store: str | os.PathLike[str] | CheckpointStore, *, dry_run: bool = F
     >>> folder.cleanup()
     """
     made = store.unopened() if isinstance(store, CheckpointStore) else CheckpointStore(store)
-    inventory = Inventory.of(made)
+    inventory = Inventory.existing(made)
     damaged = inventory.damaged_entries()
     if not damaged:
         return Repaired(inventory.latest(), [])

@@ -42,6 +42,10 @@ HOUSE: tuple[tuple[str, ...], ...] = (
     ("runtime",),
     ("spark.sinks", "spark_functions", "cluster"),
     ("spark", "testing", "tools"),
+    ("spark.sinks", "cluster"),
+    ("testing", "tools"),
+    ("spark",),
+    ("command_line",),
     ("",),  # the package's own __init__: the public names
 )
 FLOORS = {f"statebackend.{name}".rstrip("."): floor for floor, names in enumerate(HOUSE) for name in names}
@@ -76,11 +80,14 @@ def within(module: str, package: str) -> bool:
 
 
 def folder_of(module: str, packages: set[str]) -> str:
-    """The folder that a module lies in: of an ``__init__``, its own; a file at the door stands for itself."""
+    """The folder that a module lies in: of an ``__init__``, its own; a file at the door stands for itself.
+
+    ``__main__`` is the door, like the package's own ``__init__``.
+    """
     if module in packages:
         return module
     folder = module.rpartition(".")[0]
-    return module if folder == "statebackend" else folder
+    return module if folder == "statebackend" and not module.endswith("__main__") else folder
 
 
 def python_imports(source: str, module: str, is_package: bool, *, for_types: bool = True) -> set[str]:
@@ -314,7 +321,7 @@ SAMPLE["types/__init__.py"] = (
             "def f():\n  from statebackend._core import (\n    handles,\n  )\n",
             "imports statebackend._core.handles",
         ),
-        ("testing/x.py", "from statebackend import spark\n", "[23] imports statebackend.spark [23]"),
+        ("testing/x.py", "from statebackend import spark\n", "[23] imports statebackend.spark [24]"),
         ("novelty/a.py", "", "statebackend.novelty has no floor"),
         ("types/a.py", "from statebackend.novelty import b\n", "statebackend.novelty"),
     ],

@@ -1,0 +1,136 @@
+"""The commands of the console script and their options. The help of each fits 24 lines of 80 columns."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import os
+import sys
+from typing import Any
+
+from statebackend._version import __version__
+from statebackend.command_line import changes, listing
+
+_NO_NAME = "the name of a module and of a cipher in it, as in keys:cipher"
+
+
+class _Help(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=80, max_help_position=26)
+        self._action_max_length = 13  # the names of commands, which argparse forgets to indent
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands; each puts its function into ``run``."""
+    parser = argparse.ArgumentParser(
+        prog="statebackend", formatter_class=_Help, description="Looks at stored state, and operates a query."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_reading(commands)
+    _add_changes(commands)
+    _add_copies(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, run: Any, text: str, *, changes_store: bool = False) -> Any:
+    """A command that takes a store, with the options that all have."""
+    made = commands.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    made.set_defaults(run=run)
+    made.add_argument("store", metavar="STORE", help="the state= of the query: a path or an address")
+    made.add_argument("--json", action="store_true", help="print JSON")
+    made.add_argument(
+        "--cipher", type=_imported, metavar="MODULE:NAME", help="the cipher of an encrypted store"
+    )
+    if changes_store:
+        made.add_argument("--yes", action="store_true", help="do not ask")
+        made.add_argument("--dry-run", action="store_true", help="print the effect, and change nothing")
+        made.add_argument(
+            "--single-writer", action="store_true", help="the query does not run, where the store cannot know"
+        )
+    return made
+
+
+def _add_reading(commands: Any) -> None:
+    made = _command(commands, "ls", listing.ls, "list the checkpoints, and how far back a rewind can go")
+    made.add_argument(
+        "--checkpoint-location", metavar="PATH", help="Spark's checkpointLocation; default: the recorded one"
+    )
+    _command(commands, "verify", listing.verify, "check every file of a store against its checksums")
+
+
+def _add_changes(commands: Any) -> None:
+    _command(commands, "repair", changes.repair, "go back to the newest whole checkpoint", changes_store=True)
+    made = _command(
+        commands, "rewind", changes.rewind, "take store, sinks and stream back", changes_store=True
+    )
+    made.add_argument(
+        "--to", type=_batch, required=True, metavar="BATCH", help="the batch to keep; or start, for none"
+    )
+    where = made.add_mutually_exclusive_group(required=True)
+    where.add_argument("--checkpoint-location", metavar="PATH", help="Spark's checkpointLocation")
+    where.add_argument("--store-only", action="store_true", help="you take the stream back yourself")
+    made.add_argument("--keep-sinks", action="store_true", help="published data stays")
+    made = _command(commands, "reset", changes.reset, "restart a store from empty state", changes_store=True)
+    made.add_argument(
+        "--first-batch", type=int, required=True, metavar="BATCH", help="the batch to begin with"
+    )
+    made = _command(commands, "set-time", changes.set_time, "set the times of a query", changes_store=True)
+    text = "milliseconds since 1970, or as 2026-01-31T12:00:00Z"
+    made.add_argument("--now", type=_time, metavar="TIME", help=f"the clock's: {text}")
+    made.add_argument("--watermark", type=_time, metavar="TIME", help="that of event time")
+    made = _command(commands, "drop", changes.drop, "drop a state", changes_store=True)
+    made.add_argument("state", metavar="STATE", help="its name")
+    made.add_argument("--target", metavar="PATH", help="leave the store, and make a copy without the state")
+    made.add_argument("--id", type=int, metavar="BATCH", help="copy this checkpoint; default: the newest")
+
+
+def _add_copies(commands: Any) -> None:
+    made = _command(commands, "savepoint", changes.savepoint, "make a savepoint of a checkpoint")
+    made.add_argument("target", metavar="TARGET", help="a new folder")
+    made.add_argument("--id", type=int, metavar="BATCH", help="the checkpoint; default: the newest")
+    made = _command(commands, "rescale", changes.rescale, "copy a store to another number of key groups")
+    made.add_argument("target", metavar="TARGET", help="the new store")
+    made.add_argument("--max-parallelism", type=int, required=True, metavar="N", help="its key groups")
+    made.add_argument("--id", type=int, metavar="BATCH", help="the checkpoint; default: the newest")
+
+
+# --- types of arguments ---
+
+
+def _batch(text: str) -> int | None:
+    return None if text == "start" else int(text)
+
+
+_batch.__name__ = "batch"
+
+
+def _time(text: str) -> int | datetime.datetime:
+    try:
+        return int(text)
+    except ValueError:
+        return datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+_time.__name__ = "time"
+
+
+def _imported(text: str) -> Any:
+    """An object by the names of its module, which may be in this folder, and of itself."""
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise argparse.ArgumentTypeError(f"expected {_NO_NAME}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise argparse.ArgumentTypeError(f"{error}; expected {_NO_NAME}") from error
+    return found
