@@ -48,6 +48,18 @@ def drop(options: argparse.Namespace, console: Console) -> int:
     return DONE
 
 
+def backup(options: argparse.Namespace, console: Console) -> int:
+    given = {"checkpoint_location": options.checkpoint_location, "id": options.id}
+    console.show(tools.backup(reader(options), options.target, **given))
+    return DONE
+
+
+def restore(options: argparse.Namespace, console: Console) -> int:
+    where = options.checkpoint_location
+    console.show(tools.restore(reader(options), options.target, checkpoint_location=where))
+    return DONE
+
+
 def savepoint(options: argparse.Namespace, console: Console) -> int:
     made = tools.savepoint(reader(options), options.target, id=options.id)
     console.show({"savepoint": made.uri})

@@ -74,9 +74,7 @@ def _add_changes(commands: Any) -> None:
     made.add_argument(
         "--to", type=_batch, required=True, metavar="BATCH", help="the batch to keep; or start, for none"
     )
-    where = made.add_mutually_exclusive_group(required=True)
-    where.add_argument("--checkpoint-location", metavar="PATH", help="Spark's checkpointLocation")
-    where.add_argument("--store-only", action="store_true", help="you take the stream back yourself")
+    _add_stream(made)
     made.add_argument("--keep-sinks", action="store_true", help="published data stays")
     made = _command(commands, "reset", changes.reset, "restart a store from empty state", changes_store=True)
     made.add_argument(
@@ -92,7 +90,22 @@ def _add_changes(commands: Any) -> None:
     made.add_argument("--id", type=int, metavar="BATCH", help="copy this checkpoint; default: the newest")
 
 
+def _add_stream(made: Any) -> None:
+    where = made.add_mutually_exclusive_group(required=True)
+    where.add_argument("--checkpoint-location", metavar="PATH", help="Spark's checkpointLocation")
+    where.add_argument("--store-only", action="store_true", help="leave the stream to you")
+
+
 def _add_copies(commands: Any) -> None:
+    made = _command(commands, "backup", changes.backup, "copy store and stream as of one batch")
+    made.add_argument("target", metavar="TARGET", help="a new folder")
+    _add_stream(made)
+    made.add_argument(
+        "--id", type=int, metavar="BATCH", help="the batch; default: the newest that is finished"
+    )
+    made = _command(commands, "restore", changes.restore, "put a backup back into new folders")
+    made.add_argument("target", metavar="TARGET", help="the new store")
+    _add_stream(made)
     made = _command(commands, "savepoint", changes.savepoint, "make a savepoint of a checkpoint")
     made.add_argument("target", metavar="TARGET", help="a new folder")
     made.add_argument("--id", type=int, metavar="BATCH", help="the checkpoint; default: the newest")

@@ -1,15 +1,27 @@
 """Tools for stored state: they read, check, copy, rewind and make it without a job."""
 
+from statebackend.tools.backups import backup, restore
 from statebackend.tools.build import bootstrap
 from statebackend.tools.export import savepoint
 from statebackend.tools.history import reset, rewind, set_time
 from statebackend.tools.map_migration import split_maps
-from statebackend.tools.results import Dropped, Problem, Repaired, Report, Reset, Rewound, TakenBack, Times
+from statebackend.tools.results import (
+    Copied,
+    Dropped,
+    Problem,
+    Repaired,
+    Report,
+    Reset,
+    Rewound,
+    TakenBack,
+    Times,
+)
 from statebackend.tools.rewrite import drop_state, rescale
 from statebackend.tools.state_rows import StateRows, operator_state, sql, state, states, timers
 from statebackend.tools.verification import repair, verify
 
 __all__ = [
+    "Copied",
     "Dropped",
     "Problem",
     "Repaired",
@@ -19,12 +31,14 @@ __all__ = [
     "TakenBack",
     "StateRows",
     "Times",
+    "backup",
     "bootstrap",
     "drop_state",
     "operator_state",
     "repair",
     "rescale",
     "reset",
+    "restore",
     "rewind",
     "savepoint",
     "set_time",

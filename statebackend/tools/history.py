@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from statebackend.checkpoint import CheckpointStore
+from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.errors import CorruptCheckpointError, UsageError, usage
 from statebackend.runtime.batch_identity import BatchRecord
@@ -99,15 +99,20 @@ def _stream_of(store: CheckpointStore, location: str | os.PathLike[str]) -> Spar
     stream = SparkCheckpoint(location)
     for newest in reversed(store.checkpoints()):
         with suppress(CorruptCheckpointError):
-            wrote = BatchRecord.of(store.open(newest).manifest).stream
-            if wrote in (None, stream.id):
-                break
-            raise stream_not_rewindable(
-                "the checkpointLocation belongs to another query than the store",
-                f"{stream.folder}: query {stream.id}; {store.uri}: query {wrote}",
-                "give the checkpointLocation of the query that wrote the store",
-            )
+            check_stream(stream, store.open(newest), store.uri)
+            break
     return stream
+
+
+def check_stream(stream: SparkCheckpoint, checkpoint: Checkpoint, store: str) -> None:
+    """Raise if a checkpoint was written by a query with another checkpointLocation."""
+    wrote = BatchRecord.of(checkpoint.manifest).stream
+    if wrote not in (None, stream.id):
+        raise stream_not_rewindable(
+            "the checkpointLocation belongs to another query than the store",
+            f"{stream.folder}: query {stream.id}; {store}: query {wrote}",
+            "give the checkpointLocation of the query that wrote the store",
+        )
 
 
 def _recorded(taken_back: Sequence[TakenBack]) -> list[Callable[..., object]]:

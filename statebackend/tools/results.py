@@ -106,6 +106,17 @@ class Rewound(_Result):
 
 
 @dataclass(frozen=True, repr=False)
+class Copied(_Result):
+    """The result of `backup` and `restore`."""
+
+    checkpoint: int
+    #: How many files of state and output, and of Spark's checkpointLocation, were copied, and the size of all.
+    files: int
+    stream_files: int
+    bytes: int
+
+
+@dataclass(frozen=True, repr=False)
 class Reset(_Result):
     """The result of `reset`: the batch that the store begins with, and the checkpoints that were dropped."""
 

@@ -1,4 +1,4 @@
-"""Copies a checkpoint into a store of its own and changes it on the way: other key groups, or one state less.
+"""Copies a checkpoint into a store of its own and may change it on the way: other key groups, or one state less.
 
 The copy has the id, the time, the output and the progress of the original, so a query can continue from it.
 """
@@ -9,6 +9,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ def _copy_without(checkpoint: Checkpoint, name: str, target: Target) -> None:
             for file in snapshot.files:
                 _check_kind(file)
     left = checkpoint.without(frozenset({name}))
-    with _copying(
+    with copying(
         checkpoint, target, f"dropping {name!r}", checkpoint.metadata.max_parallelism, left_out
     ) as copy:
         copy.commit([copy.moved(each) for each in left.snapshots])
@@ -137,7 +138,7 @@ def rescale(store: Source, target: Target, *, max_parallelism: int, id: int | No
     keyed = [each for each in checkpoint.snapshots if each.extra.get("part") != OPERATOR]
     operators = [each for each in checkpoint.snapshots if each.extra.get("part") == OPERATOR]
     states = _states_of(keyed, checkpoint.manifest.name)
-    with _copying(checkpoint, target, "rescaling", max_parallelism, checkpoint.dropped_states) as copy:
+    with copying(checkpoint, target, "rescaling", max_parallelism, checkpoint.dropped_states) as copy:
         snapshots = [copy.moved(each) for each in operators]
         if keyed:
             regroup = _regrouping(checkpoint, keyed[0], max_parallelism)
@@ -188,9 +189,15 @@ def _regrouping(checkpoint: Checkpoint, snapshot: StateSnapshot, max_parallelism
 
 
 @contextmanager
-def _copying(
-    source: Checkpoint, target: Target, doing: str, max_parallelism: int | None, left_out: frozenset[str]
-) -> Iterator[_Copy]:
+def copying(
+    source: Checkpoint,
+    target: Target,
+    doing: str,
+    max_parallelism: int | None,
+    left_out: frozenset[str],
+    keep: Callable[[], None] | None = None,
+) -> Iterator[Copy]:
+    """Make a new store for a copy of a checkpoint: whole at the end of the block, or not at all."""
     if isinstance(target, CheckpointStore):
         store = target.unopened()
     else:
@@ -199,11 +206,11 @@ def _copying(
     key_type = None if metadata.key_type is None else from_config(metadata.key_type)
     total = sum(file.size for file in source.files.values())
     made = store.made_whole(query=metadata.query, key_type=key_type, max_parallelism=max_parallelism)
-    with made, Progress(doing, total) as progress:
-        yield _Copy(source, store, progress, left_out)
+    with made, Progress(doing, total, meanwhile=keep) as progress:
+        yield Copy(source, store, progress, left_out)
 
 
-class _Copy:
+class Copy:
     """Copies the files of a checkpoint into another store, without the states that are left out."""
 
     def __init__(
@@ -216,20 +223,32 @@ class _Copy:
         self._left_out = left_out
         self._copied: dict[str, StoredFile | None] = {}
 
-    def commit(self, snapshots: list[StateSnapshot]) -> None:
-        """Publish the copy, with the files that belong to no snapshot as they are."""
+    def commit(self, snapshots: list[StateSnapshot], stream: Iterable[StoredFile] | None = None) -> None:
+        """Publish the copy, with the files that belong to no snapshot as they are, or with others of the stream."""
         source, manifest = self._source, self._source.manifest
         epoch = self._store.epoch
         self._store.commit(
             self._source.id,
             [dataclasses.replace(each, epoch=epoch) for each in snapshots],
             outputs={name: self.files(files) for name, files in self._source.outputs.items()},
-            files=self.files(manifest.files),
+            files=self.files(manifest.files) if stream is None else stream,
             now=source.now,
             watermark=source.watermark,
             batch=BatchRecord.of(manifest).to_json(),
             progress=manifest.progress,
         )
+
+    def added(self, path: Path, label: str) -> StoredFile:
+        """Copy a local file of the stream. `StoreError` if it is gone."""
+        made = self._writer.add(path, "stream", label=label)
+        self._progress.advance(made.size)
+        return made
+
+    def verify(self, stream: Iterable[StoredFile]) -> None:
+        """Read all copied files back, and compare them with their checksums."""
+        for file in (*self._copied.values(), *stream):
+            if file is not None:
+                self._writer.verify(file)
 
     def opened(self) -> Checkpoint:
         return self._store.open(self._source.id)

@@ -38,7 +38,10 @@ class Numbered(NamedTuple):
 
 def stream_not_rewindable(reason: str, where: object, hint: str) -> UsageError:
     return UsageError(
-        f"cannot take the stream back: {reason}", code="USAGE.STREAM_REWIND", detail=str(where), hint=hint
+        f"cannot continue the stream from this batch: {reason}",
+        code="USAGE.STREAM_REWIND",
+        detail=str(where),
+        hint=hint,
     )
 
 
@@ -71,10 +74,19 @@ class SparkCheckpoint:
         found = sorted(each for each in done & {*planned} if not each or each - 1 in planned)
         return [(each, _planned_at(planned[each])) for each in found]
 
-    def files_after(self, batch: int | None) -> list[Path]:
+    def files_until(self, batch: int) -> list[Path]:
+        """The files from which Spark goes on after ``batch``, each with its checksum, and no others."""
+        after = {*self.files_after(batch, again=False)}
+        found = [each for each in sorted(self.folder.rglob("*")) if each not in after and each.is_file()]
+        found = [each for each in found if each.relative_to(self.folder).parts[0] != REWOUND]
+        kept = [each for each in found if not each.name.startswith(".")]
+        checksums = {each.with_name(f".{each.name}.crc") for each in kept}
+        return [*kept, *(each for each in found if each in checksums)]
+
+    def files_after(self, batch: int | None, *, again: bool = True) -> list[Path]:
         """The files that a rewind to ``batch`` moves, in order; None: to before the first batch. Changes nothing.
 
-        `UsageError` if Spark could not go on from that batch.
+        `UsageError` if Spark could not go on from that batch, or, with ``again``, run the later batches again.
         """
         last = -1 if batch is None else batch
         if batch is not None:
@@ -82,7 +94,7 @@ class SparkCheckpoint:
         offsets = self._numbered(self.folder / "offsets")
         found = [*_after(self._numbered(self.folder / "commits"), last), *_after(offsets, last)]
         for folder, end in self._ends(offsets, batch).items():
-            found += self._of_source(folder, end)
+            found += self._of_source(folder, end, again=again)
         if batch is None:  # Spark begins at batch 0 only without any state
             return [*found, *filter(Path.exists, [self.folder / "state"])]
         for folder in self._state_folders():
@@ -133,15 +145,15 @@ class SparkCheckpoint:
                 }
         return {}
 
-    def _of_source(self, folder: Path, end: int) -> list[Path]:
-        """The entries of a file source after ``end``. Their input files must be there, to be listed again."""
+    def _of_source(self, folder: Path, end: int, *, again: bool) -> list[Path]:
+        """The entries of a file source after ``end``. With ``again``, their input files must be there."""
         entries = self._numbered(folder)
         if not _is_complete(entries, -1, end):
             raise stream_not_rewindable(
                 "the log of a file source has lost entries of earlier batches", folder, _BY_HAND
             )
         after = _after(entries, end)
-        for path in after:
+        for path in after if again else ():
             for line in path.read_text(encoding="utf-8").splitlines()[1:]:
                 _check_input(line, path)
         return after

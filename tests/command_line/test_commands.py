@@ -62,6 +62,8 @@ def test_command_is_refused_without_a_store(tmp_path: Path, command: str) -> Non
         "set-time": ["--now", "1", "--yes"],
         "drop": ["total", "--yes"],
         "savepoint": [tmp_path / "made"],
+        "backup": [tmp_path / "made", "--store-only"],
+        "restore": [tmp_path / "made", "--store-only"],
         "rescale": [tmp_path / "made", "--max-parallelism", "8"],
     }
     status, out, err = in_pipe(command, tmp_path / "nothing", *more.get(command, []))
@@ -185,6 +187,59 @@ def test_copies_are_made(keyed_store: Path, tmp_path: Path) -> None:
     status, _, err = in_pipe("drop", keyed_store, "name", "--id", "5", "--yes")
     assert status == 1
     assert "hint: without --target" in err
+
+
+def test_backup_is_restored(job: Path, tmp_path: Path) -> None:
+    stream, copied = job / "stream", tmp_path / "copied"
+    (stream / "commits" / ".43.crc").write_bytes(b"sum")
+    (stream / "commits" / ".44.tmp").write_bytes(b"unfinished")
+    (stream / "commits" / "44").unlink()  # Spark has not finished batch 44
+    status, out, _ = in_pipe("backup", job / "state", copied, "--checkpoint-location", stream, "--json")
+    assert status == 0
+    made = json.loads(out)
+    assert (made["checkpoint"], made["stream_files"]) == (43, 10)
+    assert in_pipe("verify", copied).status == 0
+    state, location = tmp_path / "new" / "state", tmp_path / "new" / "stream"
+    assert in_pipe("restore", copied, state, "--checkpoint-location", location).status == 0
+    assert sb.CheckpointStore(state).checkpoints() == [43]
+    assert newest(state).outputs.keys() == {"main"}
+    assert not [file for file in newest(state).files.values() if file.kind == "stream"]
+    found = {path.relative_to(location): path.read_bytes() for path in location.rglob("*") if path.is_file()}
+    later = {"offsets/44", "commits/.44.tmp"}
+    expected = {path.relative_to(stream): path.read_bytes() for path in stream.rglob("*") if path.is_file()}
+    assert found == {path: content for path, content in expected.items() if str(path) not in later}
+    assert sorted(path.name for path in location.parent.iterdir()) == ["state", "stream"]
+    status, _, err = in_pipe("restore", copied, tmp_path / "other", "--checkpoint-location", location)
+    assert status == 1
+    assert "USAGE.TARGET_EXISTS" in err
+    assert sb.CheckpointStore(tmp_path / "other").latest() is None
+
+
+def test_backup_is_refused_for_another_stream(job: Path, tmp_path: Path) -> None:
+    (job / "stream" / "metadata").write_text('{"id": "another"}')
+    where = ["--checkpoint-location", job / "stream"]
+    status, _, err = in_pipe("backup", job / "state", tmp_path / "copied", *where)
+    assert status == 1
+    assert "another query" in err
+    assert in_pipe("backup", job / "state", tmp_path / "copied", "--store-only").status == 0
+    status, _, err = in_pipe(
+        "restore", tmp_path / "copied", tmp_path / "new", "--checkpoint-location", tmp_path / "l"
+    )
+    assert status == 1
+    assert "no files of Spark's checkpointLocation" in err
+
+
+def test_damaged_backup_is_refused(job: Path, tmp_path: Path) -> None:
+    where = ["--checkpoint-location", job / "stream"]
+    assert in_pipe("backup", job / "state", tmp_path / "copied", *where, "--id", 42).status == 0
+    checkpoint = newest(tmp_path / "copied")
+    file = next(each for each in checkpoint.manifest.files if each.label == "offsets/42")
+    path = tmp_path / "copied" / file.name
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    for location in (["--store-only"], ["--checkpoint-location", tmp_path / "l"]):
+        assert in_pipe("restore", tmp_path / "copied", tmp_path / "new", *location).status == 1
+    assert not (tmp_path / "l").exists()
+    assert not (tmp_path / "new").exists()
 
 
 def test_encrypted_store_needs_its_cipher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

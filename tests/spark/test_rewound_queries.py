@@ -130,6 +130,31 @@ def test_rewind_that_was_interrupted_is_completed_by_another(
         assert published(broken) == published(whole)
 
 
+@pytest.mark.sampled(1)
+def test_restored_query_gives_what_one_that_was_not_lost_gives(stream: Stream, transform: Any) -> None:
+    for rows in ROWS[:GOOD]:
+        stream.add(numbers(*rows))
+        run(stream, Total(), transform)
+    where = {"checkpoint_location": stream.folder / "stream"}
+    copied = stream.folder / "backup"
+    assert sb.tools.backup(stream.state, copied, **where).checkpoint == GOOD - 1
+    for rows in ROWS[GOOD:]:
+        stream.add(numbers(*rows))
+        run(stream, Total(), transform)
+    expected = published(stream.folder)
+    assert sb.tools.backup(stream.state, stream.folder / "older", **where, id=GOOD - 1).stream_files
+    for made in (copied, stream.folder / "older"):
+        for lost in (
+            stream.folder / "stream",
+            stream.state,
+            *(stream.folder / "out").glob("*-0000000[234]-*"),
+        ):
+            shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+        sb.tools.restore(made, stream.state, **where)
+        run(stream, Total(), transform)
+        assert published(stream.folder) == expected
+
+
 def test_query_is_rewound_directly_after_its_end(stream: Stream) -> None:
     stream.add(numbers(*ROWS[0]))
     stream.start(stream.batches(sink=len_of)).awaitTermination()

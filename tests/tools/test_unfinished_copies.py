@@ -23,6 +23,8 @@ KEPT = sb.ValueStateDescriptor("kept", bytes)
 DROPPED = sb.MapStateDescriptor("dropped", str, int)
 
 TOOLS: dict[str, Callable[[Any, Any], object]] = {
+    "backup": lambda source, target: sb.tools.backup(source, target, checkpoint_location=None),
+    "restore": lambda source, target: sb.tools.restore(source, target, checkpoint_location=None),
     "rescale": lambda source, target: sb.tools.rescale(source, target, max_parallelism=8),
     "drop_state": lambda source, target: sb.tools.drop_state(source, "dropped", target=target),
 }

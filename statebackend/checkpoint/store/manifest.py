@@ -42,7 +42,7 @@ from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 
 T = TypeVar("T")
 
-FILE_KINDS = ("base", "delta", "sst", "operator", "output", "manifest")
+FILE_KINDS = ("base", "delta", "sst", "operator", "output", "manifest", "stream")
 #: The name of the output that a function gives its rows to without naming one.
 MAIN_OUTPUT = "main"
 
