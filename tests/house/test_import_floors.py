@@ -41,8 +41,6 @@ HOUSE: tuple[tuple[str, ...], ...] = (
     ("functions",),
     ("runtime",),
     ("spark.sinks", "spark_functions", "cluster"),
-    ("spark", "testing", "tools"),
-    ("spark.sinks", "cluster"),
     ("testing", "tools"),
     ("spark",),
     ("command_line",),
