@@ -64,7 +64,7 @@ def transform_with_state(
     >>> transform_with_state(
     ...     Count(), key="user", output_schema="user string, n bigint", state="/data/state", sink=print
     ... )
-    <stateful Count, key 'user', state at /data/state>
+    <stateful Count, key ('user',), state at /data/state>
     """
     given = locals()
     from statebackend.spark_functions.processor_calls import ProcessorFunction
