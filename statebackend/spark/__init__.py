@@ -14,7 +14,11 @@ from statebackend.spark.display import progress_bar, prometheus
 from statebackend.spark.driver import StatefulBatches
 from statebackend.spark.driver_mode import Driver
 from statebackend.spark.heartbeats import heartbeat
-from statebackend.spark.own_functions import transform_with_state, transform_with_state_in_pandas
+from statebackend.spark.own_functions import (
+    apply_in_pandas_with_state,
+    transform_with_state,
+    transform_with_state_in_pandas,
+)
 from statebackend.spark.sinks.committed_sink import SinkContext
 from statebackend.spark.stateful import stateful
 
@@ -25,6 +29,7 @@ __all__ = [
     "SinkContext",
     "StartFrom",
     "StatefulBatches",
+    "apply_in_pandas_with_state",
     "heartbeat",
     "progress_bar",
     "prometheus",

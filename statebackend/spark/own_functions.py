@@ -152,6 +152,69 @@ def grouped_rows(grouped: Any, names: Sequence[str]) -> pa.Table:
     return table
 
 
+def apply_in_pandas_with_state(
+    func: Callable[..., Any],
+    *,
+    key: str | Sequence[str],
+    output_schema: object,
+    state_schema: object,
+    output_mode: str,
+    timeout_conf: str,
+    state: str | os.PathLike[str] | CheckpointStore,
+    sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None = None,
+    event_time: str | EventTime | None = None,
+    backend: str | StateBackend = "heap",
+    max_parallelism: int = 128,
+    run_on: Driver | Executors | None = None,
+    start: StartFrom | None = None,
+    uid: str | None = None,
+    on_batch: Callable[[dict[str, Json]], object] | None = None,
+) -> StatefulBatches:
+    """Run a function for ``GroupedData.applyInPandasWithState`` unchanged, through ``foreachBatch``.
+
+    ``func(key, frames, state)`` gets Spark's ``GroupState``. ``key`` names the grouping columns; ``output_schema``,
+    ``state_schema``, ``output_mode`` and ``timeout_conf`` are Spark's ``outputStructType``, ``stateStructType``,
+    ``outputMode`` and ``timeoutConf``. With ``EventTimeTimeout``, the watermark is that of ``withWatermark``; a frame
+    without one needs ``event_time``. The other options are those of `stateful`.
+
+    >>> def count(key, frames, state):
+    ...     n = sum(len(frame) for frame in frames) + (state.get[0] if state.exists else 0)
+    ...     state.update((n,))
+    ...     yield pd.DataFrame({"user": [key[0]], "n": [n]})
+    >>> apply_in_pandas_with_state(
+    ...     count, key="user", output_schema="user string, n bigint", state_schema="n bigint",
+    ...     output_mode="Update", timeout_conf="NoTimeout", state="/data/state", sink=print,
+    ... )
+    <stateful count, key 'user', state at /data/state>
+    """
+    from statebackend.spark_functions.group_states import GroupStateFunction
+
+    check_output_mode(output_mode)
+    names = (key,) if isinstance(key, str) else tuple(key)
+    schema = OutputSchema(output_schema)
+    function = GroupStateFunction(
+        func,
+        key=names,
+        output_schema=schema,
+        state_type=OutputSchema(state_schema).row_type,
+        timeout_conf=timeout_conf,
+        event_time=event_time,
+    )
+    return stateful(
+        function,
+        key=names,
+        schema=schema.row_type,
+        state=state,
+        sink=sink,
+        backend=backend,
+        max_parallelism=max_parallelism,
+        run_on=run_on,
+        start=start,
+        uid=uid,
+        on_batch=on_batch,
+    )
+
+
 def check_output_mode(given: Any) -> None:
     """Raise unless Spark has such an output mode; it changes nothing in what is given out."""
     if not isinstance(given, str) or given.lower() not in map(str.lower, OUTPUT_MODES):
