@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statebackend.checkpoint import Checkpoint, CheckpointReader, StateSnapshot
-from statebackend.checkpoint.format import DataFileReader, key_group_slices
+from statebackend.checkpoint.format import DataFileReader, GroupedBatch, key_group_slices
 from statebackend.checkpoint.keyed.compaction import applied
 from statebackend.checkpoint.keyed.description import StateDescription, different_states
 from statebackend.checkpoint.keyed.row_source import NATIVE, has_native, open_native_rows
@@ -36,7 +36,7 @@ _PIECE_ROWS = 1 << 17
 _PIECE_BYTES = 8 << 20
 _BATCH_ROWS = 65_536
 
-_ReadBase: TypeAlias = Callable[[NDArray[np.int64]], Iterable[pa.RecordBatch]]
+_ReadBase: TypeAlias = Callable[[NDArray[np.int64]], Iterable[GroupedBatch]]
 
 
 def source_of(store: Stored, checkpoint_id: int | None = None) -> StateSource:
@@ -127,33 +127,38 @@ class CheckpointSource(StateSource):
         )
         base: _ReadBase | None = None
         if has_native(snapshot):
-            base = self._native_base(name, snapshot)
+            base = self._native_base(name, snapshot, columns)
         elif readers and "op" not in readers[0].schema(name).names:
             first, readers = readers[0], readers[1:]
             kept = columns if readers or columns is None else (selection.columns or frozenset()) | {"key"}
-            base = lambda groups: (rows.batch for rows in first.read(name, groups, kept))  # noqa: E731
+            base = lambda groups: first.read(name, groups, kept)  # noqa: E731
         groups = _within(np.arange(MAX_PARALLELISM), snapshot.key_groups)
         if selection.key_groups is not None:
             groups = np.intersect1d(groups, selection.key_groups)
         if not readers:
-            for batch in base(groups) if base is not None else ():
-                yield selection.of(batch)
+            for rows in base(groups) if base is not None else ():
+                yield selection.of(rows.batch)
             return
         for piece in [groups] if has_native(snapshot) else _pieces(readers, name, groups):
-            changes = [
-                selection.of(rows.batch) for reader in readers for rows in reader.read(name, piece, columns)
-            ]
+            changes = [rows for reader in readers for rows in reader.read(name, piece, columns)]
             try:
                 yield from _applied(state.kind, () if base is None else base(piece), changes, selection)
             except (pa.ArrowException, KeyError) as error:
                 raise unreadable(name, where) from error
 
-    def _native_base(self, name: str, snapshot: StateSnapshot) -> _ReadBase:
+    def _native_base(self, name: str, snapshot: StateSnapshot, columns: frozenset[str] | None) -> _ReadBase:
+        """The rows in the files of RocksDB, of all key groups."""
         if self.key_type is None:
             raise usage.no_key_type("the checkpoint does not say what type its keys have", detail=self.where)
         own = snapshot.key_groups or KeyGroupRange(0, (self.max_parallelism or MAX_PARALLELISM) - 1)
-        rows = open_native_rows(self.checkpoint, snapshot, self.key_type, own).get(name)
-        return lambda groups: () if rows is None else (each.batch for each in rows.read())
+        found = open_native_rows(self.checkpoint, snapshot, self.key_type, own).get(name)
+
+        def read(key_groups: NDArray[np.int64]) -> Iterator[GroupedBatch]:
+            for rows in () if found is None else found.read():
+                names = [each for each in rows.batch.schema.names if columns is None or each in columns]
+                yield rows._replace(batch=rows.batch.select(names))
+
+        return read
 
     def rows(self, name: str) -> int | None:
         total = 0
@@ -220,21 +225,26 @@ def _pieces(
 
 
 def _applied(
-    kind: str, base: Iterable[pa.RecordBatch], changes: list[pa.RecordBatch], selection: Selection
+    kind: str, base: Iterable[GroupedBatch], changes: list[GroupedBatch], selection: Selection
 ) -> Iterator[pa.RecordBatch]:
     """Apply changes to a base; only rows of the base whose keys have changed are kept in memory."""
-    changed = pa.concat_arrays([each["key"] for each in changes]) if changes else None
-    kept = []
-    for batch in map(selection.of, base):
-        is_changed = pa.scalar(False) if changed is None else is_among(batch["key"], changed)
-        if changed is None or not pc.any(is_changed).as_py():
-            yield batch
-            continue
-        kept.append(batch.filter(is_changed))
-        yield batch.filter(pc.invert(is_changed))
-    if changes:
-        tables = [pa.Table.from_batches([each]) for each in (*kept, *changes)]
-        yield from applied(kind, tables).to_batches(max_chunksize=_BATCH_ROWS)
+    if not changes:
+        yield from (selection.of(rows.batch) for rows in base)
+        return
+    groups = np.concatenate([rows.key_group_of_rows() for rows in changes])
+    order = np.argsort(groups, kind="stable")
+    groups = groups[order]
+    changed = pa.concat_arrays([rows.batch["key"] for rows in changes]).take(pa.array(order))
+    left = []
+    for rows in base:
+        batch = selection.of(rows.batch)
+        first, last = np.searchsorted(groups, (rows.key_groups[0], rows.key_groups[-1] + 1))
+        is_changed = is_among(batch["key"], changed[first:last])
+        left.append(batch.filter(is_changed))
+        yield batch.filter(pc.invert(is_changed)) if left[-1].num_rows else batch
+    tables = [pa.Table.from_batches([each]) for each in left]
+    tables += [pa.Table.from_batches([selection.of(rows.batch)]) for rows in changes]
+    yield from applied(kind, tables).to_batches(max_chunksize=_BATCH_ROWS)
 
 
 def _of_instance(batches: Iterable[pa.RecordBatch], subtask: int) -> Iterator[pa.RecordBatch]:

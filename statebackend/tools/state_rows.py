@@ -367,7 +367,7 @@ def _timer_rows(source: StateSource, keys: Any = None) -> StateRows:
 
 
 def states(store: Stored, *, id: int | None = None) -> StateRows:
-    """The states: ``name``, ``kind``, ``types``, ``entries``, ``bytes``, ``ttl`` and ``declared``, one row for each.
+    """The states except timers, one row for each.
 
     ``entries`` counts the rows that `state` gives with ``expired=True``; it scans the keys of states with changes since
     their base. ``bytes`` is about the share of the data files, and null if that is unknown. ``ttl`` is in milliseconds.
@@ -377,6 +377,8 @@ def states(store: Stored, *, id: int | None = None) -> StateRows:
     size = getattr(source, "bytes", lambda name: None)
     rows = []
     for name, each in source.states().items():
+        if each.is_reserved:
+            continue
         types = ", ".join(describe(config) for config in each.types.values())
         entries = len(_keyed_rows(source, each, expired=True))
         ttl = None if each.lifetime is None else each.lifetime.ttl
@@ -417,11 +419,16 @@ def sql(store: Stored, query: str, *, id: int | None = None, expired: bool = Fal
     keyed, operators = source.states(), source.operator_states()
     # Variables of the caller are no tables.
     with duckdb.connect(config={"python_enable_replacements": False}) as connection:
-        for name in connection.get_table_names(query):
-            if name in keyed:
-                connection.register(name, _keyed_rows(source, keyed[name], expired=expired))
-            elif name in operators:
-                connection.register(name, _operator_rows(source, operators[name]))
-            elif name == "timers":
-                connection.register(name, _timer_rows(source))
+        for name in {**keyed, **operators, "timers": None}:
+            if name.lower() not in query.lower():
+                continue  # its columns need not be known
+            if name in operators:
+                rows = _operator_rows(source, operators[name])
+            else:
+                rows = (
+                    _keyed_rows(source, keyed[name], expired=expired)
+                    if name in keyed
+                    else _timer_rows(source)
+                )
+            connection.register(name, rows)
         return connection.sql(query).to_arrow_table()
