@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from statebackend.command_line.layout import record, table
@@ -31,27 +31,39 @@ class Console:
     """The output of one command, for people or as JSON, and its questions."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._is_json: bool = options.json
+        self.is_json: bool = options.json
         self._is_sure: bool = getattr(options, "yes", False)
         self.width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
 
     def show(self, result: Any, shown: str | None = None) -> None:
         """Print a result, for people as ``shown`` if that is given."""
-        if self._is_json:
+        if self.is_json:
             print(json.dumps(result, default=_as_json, ensure_ascii=False))
         else:
             print(record(result, self.width) if shown is None else shown)
 
-    def show_rows(self, rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
-        """Print rows: a table, or a list in JSON."""
-        self.show(rows, table(rows, self.width) if rows else nothing)
+    def show_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Print rows: a table, or in JSON a list, row by row."""
+        if self.is_json:
+            separator = "["
+            for row in rows:
+                print(separator, json.dumps(row, default=_as_json, ensure_ascii=False), sep="", end="")
+                separator = ",\n"
+            print("[]" if separator == "[" else "]")
+            return
+        found = list(rows)
+        print(table(found, self.width) if found else "no rows")
+
+    def note(self, text: str) -> None:
+        """Print a remark that is no part of the result."""
+        print(text, file=sys.stderr)
 
     def refuse(self, error: StateBackendError) -> int:
         """Print an error, in JSON too."""
         hint = error.hint or ""
         for said, meant in _FOR_A_SHELL.items():
             hint = hint.replace(said, meant)
-        if self._is_json:
+        if self.is_json:
             found = {
                 "code": error.code,
                 "message": error.message,
@@ -72,7 +84,7 @@ class Console:
             self.show(effect)
             return DONE
         shown = record(effect, self.width)
-        print(shown, file=sys.stderr if self._is_json else sys.stdout, flush=True)
+        print(shown, file=sys.stderr if self.is_json else sys.stdout, flush=True)
         if not self._is_sure:
             if not sys.stdin.isatty():
                 print("error: cannot ask without a terminal; expected --yes or --dry-run", file=sys.stderr)

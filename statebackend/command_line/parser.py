@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from statebackend._version import __version__
-from statebackend.command_line import changes, listing
+from statebackend.command_line import changes, listing, reading
 
 _NO_NAME = "the name of a module and of a cipher in it, as in keys:cipher"
 
@@ -18,16 +18,26 @@ _NO_NAME = "the name of a module and of a cipher in it, as in keys:cipher"
 class _Help(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=80, max_help_position=26)
-        self._action_max_length = 13  # the names of commands, which argparse forgets to indent
+
+
+class _Parser(argparse.ArgumentParser):
+    """The parser of all commands. Its own help has a line for each, so that all fit a terminal."""
+
+    commands: Any
+
+    def format_help(self) -> str:
+        lines = [f"  {each.dest:10} {each.help}" for each in self.commands._choices_actions]
+        end = "statebackend COMMAND --help shows the options of a command."
+        return "\n".join([f"usage: {self.prog} COMMAND ...", "", *lines, "", end, ""])
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all commands; each puts its function into ``run``."""
-    parser = argparse.ArgumentParser(
-        prog="statebackend", formatter_class=_Help, description="Looks at stored state, and operates a query."
-    )
+    parser = _Parser(prog="statebackend")
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.commands = parser.add_subparsers(
+        metavar="COMMAND", required=True, parser_class=argparse.ArgumentParser
+    )
     _add_reading(commands)
     _add_changes(commands)
     _add_copies(commands)
@@ -65,6 +75,36 @@ def _add_reading(commands: Any) -> None:
     )
     _command(commands, "verify", listing.verify, "check every file of a store against its checksums")
 
+    made = _command(commands, "states", reading.states, "list the states of a checkpoint")
+    _add_id(made, "read")
+    made = _command(commands, "read", reading.read, "print the entries of a state")
+    made.add_argument("state", metavar="STATE", help="its name")
+    _add_rows(made)
+    _add_keys(made)
+    made.add_argument("--columns", metavar="NAMES", help="only these columns, with commas between")
+    made.add_argument("--expired", action="store_true", help="expired entries, too")
+    made = _command(commands, "timers", reading.timers, "print the pending timers")
+    _add_rows(made)
+    _add_keys(made)
+    made = _command(commands, "sql", reading.sql, "run SQL in which each state is a table")
+    made.add_argument("query", metavar="QUERY", help="in the SQL of DuckDB")
+    _add_rows(made)
+
+
+def _add_id(made: Any, verb: str) -> None:
+    made.add_argument("--id", type=int, metavar="BATCH", help=f"{verb} this checkpoint; default: the newest")
+
+
+def _add_rows(made: Any) -> None:
+    _add_id(made, "read")
+    made.add_argument("--limit", type=int, metavar="N", help="rows to print; default: 50, with --json all")
+
+
+def _add_keys(made: Any) -> None:
+    made.add_argument(
+        "--keys", type=reading.keys_of, metavar="JSON", help="only these keys, such as '[\"ann\"]'"
+    )
+
 
 def _add_changes(commands: Any) -> None:
     _command(commands, "repair", changes.repair, "go back to the newest whole checkpoint", changes_store=True)
@@ -87,7 +127,7 @@ def _add_changes(commands: Any) -> None:
     made = _command(commands, "drop", changes.drop, "drop a state", changes_store=True)
     made.add_argument("state", metavar="STATE", help="its name")
     made.add_argument("--target", metavar="PATH", help="leave the store, and make a copy without the state")
-    made.add_argument("--id", type=int, metavar="BATCH", help="copy this checkpoint; default: the newest")
+    _add_id(made, "copy")
 
 
 def _add_stream(made: Any) -> None:
@@ -100,19 +140,17 @@ def _add_copies(commands: Any) -> None:
     made = _command(commands, "backup", changes.backup, "copy store and stream as of one batch")
     made.add_argument("target", metavar="TARGET", help="a new folder")
     _add_stream(made)
-    made.add_argument(
-        "--id", type=int, metavar="BATCH", help="the batch; default: the newest that is finished"
-    )
+    _add_id(made, "copy")
     made = _command(commands, "restore", changes.restore, "put a backup back into new folders")
     made.add_argument("target", metavar="TARGET", help="the new store")
     _add_stream(made)
     made = _command(commands, "savepoint", changes.savepoint, "make a savepoint of a checkpoint")
     made.add_argument("target", metavar="TARGET", help="a new folder")
-    made.add_argument("--id", type=int, metavar="BATCH", help="the checkpoint; default: the newest")
+    _add_id(made, "copy")
     made = _command(commands, "rescale", changes.rescale, "copy a store to another number of key groups")
     made.add_argument("target", metavar="TARGET", help="the new store")
     made.add_argument("--max-parallelism", type=int, required=True, metavar="N", help="its key groups")
-    made.add_argument("--id", type=int, metavar="BATCH", help="the checkpoint; default: the newest")
+    _add_id(made, "copy")
 
 
 # --- types of arguments ---

@@ -30,7 +30,7 @@ def test_help_fits_a_terminal(command: tuple[str, ...]) -> None:
         assert len(out.splitlines()) <= LINES
         assert max(map(len, out.splitlines())) <= COLUMNS
     if not command:
-        assert all(f"    {name} " in out for name in COMMANDS)
+        assert all(f"  {name} " in out for name in COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,8 @@ def test_command_is_refused_without_a_store(tmp_path: Path, command: str) -> Non
         "savepoint": [tmp_path / "made"],
         "backup": [tmp_path / "made", "--store-only"],
         "restore": [tmp_path / "made", "--store-only"],
+        "read": ["total"],
+        "sql": ["select 1"],
         "rescale": [tmp_path / "made", "--max-parallelism", "8"],
     }
     status, out, err = in_pipe(command, tmp_path / "nothing", *more.get(command, []))
@@ -89,6 +91,28 @@ def test_ls_shows_checkpoints_and_reach(job: Path) -> None:
     assert [each["rows"] for each in found["checkpoints"]] == [2] * 7
     assert [each["of"] for each in found["reach"]] == ["store"]  # the recorded location is not there
     assert in_pipe("ls", state, "--checkpoint-location", job).status == 1
+
+
+def test_state_is_read(keyed_store: Path) -> None:
+    listed = json.loads(in_pipe("states", keyed_store, "--json").out)
+    assert {"count", "name"} < {each["name"] for each in listed}
+    assert on_terminal("states", keyed_store).out.split()[:3] == ["name", "kind", "types"]
+    rows = json.loads(in_pipe("read", keyed_store, "count", "--json").out)
+    assert rows == sb.tools.state(keyed_store, "count").to_table().to_pylist()
+    status, out, err = in_pipe("read", keyed_store, "count", "--limit", "3", "--columns", "key,value")
+    assert (status, len(out.splitlines()), out.split()[:2]) == (0, 4, ["key", "value"])
+    assert "more than 3 rows" in err
+    key = rows[0]["key"]
+    for keys in (f"[{key}]", f"{key}"):
+        found = json.loads(in_pipe("read", keyed_store, "count", "--keys", keys, "--json").out)
+        assert found == [row for row in rows if row["key"] == key]
+    assert in_pipe("read", keyed_store, "count", "--keys", "[-1]").out == "no rows\n"
+    assert in_pipe("read", keyed_store, "count", "--keys", "[").status == 2
+    older = json.loads(in_pipe("read", keyed_store, "count", "--id", "5", "--json").out)
+    assert older == sb.tools.state(keyed_store, "count", id=5).to_table().to_pylist()
+    assert in_pipe("timers", keyed_store).status == 0
+    (counted,) = json.loads(in_pipe("sql", keyed_store, "select count(*) n from count", "--json").out)
+    assert counted == {"n": len(rows)}
 
 
 def test_ls_names_a_damaged_checkpoint(keyed_store: Path) -> None:
@@ -179,7 +203,7 @@ def test_rewind_takes_sinks_and_stream_back(job: Path) -> None:
 def test_copies_are_made(keyed_store: Path, tmp_path: Path) -> None:
     status, out, _ = in_pipe("savepoint", keyed_store, tmp_path / "savepoint", "--id", "6", "--json")
     assert (status, json.loads(out)) == (0, {"savepoint": str(tmp_path / "savepoint")})
-    assert sb.tools.read_state(tmp_path / "savepoint", "count") is not None
+    assert in_pipe("states", tmp_path / "savepoint").status == 0
     assert in_pipe("rescale", keyed_store, tmp_path / "copy", "--max-parallelism", "8").status == 0
     assert newest(tmp_path / "copy").metadata.max_parallelism == 8
     assert in_pipe("drop", keyed_store, "name", "--target", tmp_path / "slim", "--id", "5").status == 0

@@ -1,0 +1,84 @@
+"""The commands that read state: ``states``, ``read``, ``timers`` and ``sql``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from statebackend import tools
+from statebackend.checkpoint import CheckpointReader
+from statebackend.checkpoint.store.savepoint_folder import Savepoint
+from statebackend.command_line.console import DONE, Console
+from statebackend.command_line.layout import size_text, span_text
+from statebackend.command_line.listing import reader
+
+#: Rows that a table for people shows.
+_MOST_SHOWN = 50
+
+
+def _stored(options: argparse.Namespace) -> CheckpointReader | Savepoint | str:
+    """The store or savepoint that a command reads."""
+    return str(options.store) if options.cipher is None else reader(options)
+
+
+def states(options: argparse.Namespace, console: Console) -> int:
+    found = tools.states(_stored(options), id=options.id).to_table().to_pylist()
+    if not console.is_json:
+        shown = {"bytes": size_text, "ttl": span_text}
+        found = [
+            {name: shown[name](value) if name in shown else value for name, value in row.items()}
+            for row in found
+        ]
+    console.show_rows(found)
+    return DONE
+
+
+def read(options: argparse.Namespace, console: Console) -> int:
+    columns = None if options.columns is None else options.columns.split(",")
+    given = {"id": options.id, "keys": options.keys, "columns": columns, "expired": options.expired}
+    rows = tools.state(_stored(options), options.state, **given)
+    return _show(rows.to_batches(), options, console)
+
+
+def timers(options: argparse.Namespace, console: Console) -> int:
+    rows = tools.timers(_stored(options), id=options.id, keys=options.keys)
+    return _show(rows.to_batches(), options, console)
+
+
+def sql(options: argparse.Namespace, console: Console) -> int:
+    table = tools.sql(_stored(options), options.query, id=options.id)
+    return _show(table.to_batches(), options, console)
+
+
+def _show(batches: Iterable[pa.RecordBatch], options: argparse.Namespace, console: Console) -> int:
+    """Print rows: as JSON all of them, for people the first ones; ``--limit`` sets how many."""
+    limit = options.limit
+    rows = _rows(batches)
+    if console.is_json:
+        console.show_rows(itertools.islice(rows, limit))
+        return DONE
+    limit = _MOST_SHOWN if limit is None else limit
+    found = list(itertools.islice(rows, limit + 1))
+    console.show_rows(found[:limit])
+    if len(found) > limit:
+        console.note(f"there are more than {limit} rows; --limit sets how many are shown")
+    return DONE
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        yield from batch.to_pylist()
+
+
+def keys_of(text: str) -> list[Any]:
+    """Keys in JSON: a list of them, or one key. A key of several fields is a list or an object."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f'expected JSON, such as \'["ann", "bob"]\': {error}') from error
+    return found if isinstance(found, list) else [found]
