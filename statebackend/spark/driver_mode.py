@@ -349,17 +349,9 @@ def write_batch(frame: DataFrame, job: Job, folder: str, piece_bytes: int) -> Ba
 
     Rows have the order of ``frame.toArrow()``; sorted if the job wants that, where equal ones keep that order.
     """
-    # No job of Spark's: it knows that this has no rows.
-    schema = frame.limit(0).toArrow().schema
     try:
-        with settings(frame.sparkSession, _SETTINGS):
-            writer = (
-                _sorted(frame, job).write.option("compression", "snappy").option("maxRecordsPerFile", "0")
-            )
-            writer.option("parquet.block.size", str(_ROW_GROUP)).parquet(f"file://{folder}")
-        names = [name for name in os.listdir(folder) if _PART.fullmatch(name)]
-    except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        return write_files(frame, _sorted(frame, job), folder, piece_bytes)
+    except Exception as error:
         if type(error).__name__ == "AnalysisException":
             raise UsageError(
                 "Spark cannot write this batch as files, or not in this order",
@@ -368,14 +360,33 @@ def write_batch(frame: DataFrame, job: Job, folder: str, piece_bytes: int) -> Ba
                 hint="leave Driver(input='files') out, or give the column another type",
             ) from error
         raise
+
+
+def write_files(frame: DataFrame, renamed: DataFrame, folder: str, piece_bytes: int) -> BatchFiles:
+    """Make Spark write a frame; ``renamed`` has its rows, with columns called by their places (`by_place`)."""
+    # No job of Spark's: it knows that this has no rows.
+    schema = frame.limit(0).toArrow().schema
+    try:
+        with settings(frame.sparkSession, _SETTINGS):
+            writer = renamed.write.option("compression", "snappy").option("maxRecordsPerFile", "0")
+            writer.option("parquet.block.size", str(_ROW_GROUP)).parquet(f"file://{folder}")
+        names = [name for name in os.listdir(folder) if _PART.fullmatch(name)]
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return BatchFiles(folder, sorted(names, key=_part), schema, piece_bytes)
+
+
+def by_place(frame: DataFrame) -> DataFrame:
+    """The frame with its columns called by their places."""
+    return frame.toDF(*map(_column, range(len(frame.columns))))
 
 
 def _sorted(frame: DataFrame, job: Job) -> DataFrame:
     """The frame in the order of `ChunkedRows`, its columns called by their places."""
     names = frame.columns
     own = [_column(at) for at in range(len(names))]
-    renamed = frame.toDF(*own)
+    renamed = by_place(frame)
     by = [*(job.columns if job.takes_whole_keys else ()), *job.sorted_by]
     if not by:
         return renamed

@@ -8,6 +8,7 @@ from statebackend.tools.map_migration import split_maps
 from statebackend.tools.results import (
     Copied,
     Dropped,
+    Emigrated,
     Problem,
     Repaired,
     Report,
@@ -17,12 +18,14 @@ from statebackend.tools.results import (
     Times,
 )
 from statebackend.tools.rewrite import drop_state, rescale
+from statebackend.tools.spark_state import from_spark_state
 from statebackend.tools.state_rows import StateRows, operator_state, sql, state, states, timers
 from statebackend.tools.verification import repair, verify
 
 __all__ = [
     "Copied",
     "Dropped",
+    "Emigrated",
     "Problem",
     "Repaired",
     "Report",
@@ -35,6 +38,7 @@ __all__ = [
     "bootstrap",
     "drop_state",
     "operator_state",
+    "from_spark_state",
     "repair",
     "rescale",
     "reset",

@@ -142,3 +142,14 @@ class Dropped(_Result):
     checkpoint: int | None
     #: The names of the other states.
     left: list[str]
+
+
+@dataclass(frozen=True, repr=False)
+class Emigrated(_Result):
+    """The result of `from_spark_state`: what the query goes on with, and the names of its states."""
+
+    savepoint: str
+    checkpoint_location: str
+    #: The batch that comes next, for ``start=StartFrom(savepoint, first_batch=...)``.
+    first_batch: int
+    states: list[str]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -54,14 +54,18 @@ _BY_HAND = (
 class SparkCheckpoint:
     """The checkpointLocation of a stopped query, in a folder of this machine."""
 
-    def __init__(self, location: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        location: str | os.PathLike[str],
+        refused: Callable[[str, object, str], UsageError] = stream_not_rewindable,
+        otherwise: str = "take the stream back by hand and pass checkpoint_location=None",
+    ) -> None:
         folder = local_path(os.fspath(location))
         if folder is None or not os.path.isfile(f"{folder}/metadata"):
-            raise stream_not_rewindable(
+            raise refused(
                 "there is no checkpointLocation of Spark in a folder of this machine",
                 location,
-                "give the checkpointLocation of the query; in an object store, take the stream back by hand and pass "
-                "checkpoint_location=None",
+                f"give the checkpointLocation of the query; in an object store, {otherwise}",
             )
         self.folder = Path(folder)
         #: Spark's id of the query.
@@ -69,8 +73,8 @@ class SparkCheckpoint:
 
     def batches(self) -> list[tuple[int, int | None]]:
         """The batches after which Spark's logs let it go on, ascending, each with the time of its plan."""
-        planned = {each.number: each.path for each in self._numbered(self.folder / "offsets")}
-        done = {each.number for each in self._numbered(self.folder / "commits")}
+        planned = {each.number: each.path for each in self.numbered(self.folder / "offsets")}
+        done = {each.number for each in self.numbered(self.folder / "commits")}
         found = sorted(each for each in done & {*planned} if not each or each - 1 in planned)
         return [(each, _planned_at(planned[each])) for each in found]
 
@@ -91,8 +95,8 @@ class SparkCheckpoint:
         last = -1 if batch is None else batch
         if batch is not None:
             self._check_logs(batch)
-        offsets = self._numbered(self.folder / "offsets")
-        found = [*_after(self._numbered(self.folder / "commits"), last), *_after(offsets, last)]
+        offsets = self.numbered(self.folder / "offsets")
+        found = [*_after(self.numbered(self.folder / "commits"), last), *_after(offsets, last)]
         for folder, end in self._ends(offsets, batch).items():
             found += self._of_source(folder, end, again=again)
         if batch is None:  # Spark begins at batch 0 only without any state
@@ -147,7 +151,7 @@ class SparkCheckpoint:
 
     def _of_source(self, folder: Path, end: int, *, again: bool) -> list[Path]:
         """The entries of a file source after ``end``. With ``again``, their input files must be there."""
-        entries = self._numbered(folder)
+        entries = self.numbered(folder)
         if not _is_complete(entries, -1, end):
             raise stream_not_rewindable(
                 "the log of a file source has lost entries of earlier batches", folder, _BY_HAND
@@ -168,7 +172,7 @@ class SparkCheckpoint:
 
     def _of_state(self, folder: Path, last: int) -> list[Path]:
         """The versions after the one that batch ``last`` made, which Spark must be able to load."""
-        found, version = self._numbered(folder), last + 1
+        found, version = self.numbered(folder), last + 1
         if folder.parent.name == "_metadata":
             return _after(found, last)  # the metadata of an operator, by batch
         if found and not _is_complete(found, 0, version):
@@ -177,7 +181,7 @@ class SparkCheckpoint:
             )
         return _after(found, version)
 
-    def _numbered(self, folder: Path) -> list[Numbered]:
+    def numbered(self, folder: Path) -> list[Numbered]:
         """The files with a number, the highest first."""
         names = [each.name for each in folder.iterdir() if each.is_file()] if folder.is_dir() else []
         matches = [(name, found) for name in names if (found := _NUMBERED.fullmatch(name))]

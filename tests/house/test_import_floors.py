@@ -44,6 +44,8 @@ HOUSE: tuple[tuple[str, ...], ...] = (
     ("testing", "tools"),
     ("spark",),
     ("command_line",),
+    ("spark", "testing"),
+    ("tools",),
     ("",),  # the package's own __init__: the public names
 )
 FLOORS = {f"statebackend.{name}".rstrip("."): floor for floor, names in enumerate(HOUSE) for name in names}
