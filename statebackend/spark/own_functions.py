@@ -185,7 +185,7 @@ def apply_in_pandas_with_state(
     ...     count, key="user", output_schema="user string, n bigint", state_schema="n bigint",
     ...     output_mode="Update", timeout_conf="NoTimeout", state="/data/state", sink=print,
     ... )
-    <stateful count, key 'user', state at /data/state>
+    <stateful count, key ('user',), state at /data/state>
     """
     from statebackend.spark_functions.group_states import GroupStateFunction
 

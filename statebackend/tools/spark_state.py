@@ -26,7 +26,6 @@ from statebackend.checkpoint.keyed.savepoint_rows import keyed_part
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import StateBackendError, UsageError, usage
 from statebackend.keys import KeyGroupRange
-from statebackend.spark.driver_mode import by_place, write_files
 from statebackend.state import (
     Duration,
     ListStateDescriptor,
@@ -226,6 +225,8 @@ class _State(NamedTuple):
     def batches(self, folder: Path) -> Iterator[pa.RecordBatch]:
         """The rows of the state; Spark writes its own into a folder that is not there yet."""
         schema = self.schema
+        from statebackend.spark.driver_mode import by_place, write_files
+
         for table in write_files(self.frame, by_place(self.frame), str(folder), _PIECE_BYTES).pieces():
             key, *columns = (column.combine_chunks() for column in table.columns)
             if self.kept is not None:

@@ -44,8 +44,6 @@ HOUSE: tuple[tuple[str, ...], ...] = (
     ("testing", "tools"),
     ("spark",),
     ("command_line",),
-    ("spark", "testing"),
-    ("tools",),
     ("",),  # the package's own __init__: the public names
 )
 FLOORS = {f"statebackend.{name}".rstrip("."): floor for floor, names in enumerate(HOUSE) for name in names}
@@ -58,8 +56,11 @@ ONLY = {
     "statebackend._core": ("statebackend.errors", "statebackend.types.layout", "statebackend._core"),
 }
 
-#: The one exception: a core makes its snapshots, which lie above it, and imports them when the first is asked for.
-EXCEPTIONS = {("statebackend._core.tables.state_core", "statebackend._core.snapshots.snapshot_view")}
+#: The exceptions, each imported on first use: a core makes its snapshots, and a tool lets a Spark session write files.
+EXCEPTIONS = {
+    ("statebackend._core.tables.state_core", "statebackend._core.snapshots.snapshot_view"),
+    ("statebackend.tools.spark_state", "statebackend.spark.driver_mode"),
+}
 
 #: The one circle: a serializer of a changed type reads old values with the serializer of the old type.
 CIRCLES = {("statebackend.types.serializers.scalars", "statebackend.types.serializers")}
