@@ -164,6 +164,8 @@ class ListVariable(ListState):
         self._state: Any = state
         self._shown = fields_shown(kind)
         self._kind, self._name = kind, name
+        #: True if an empty list clears the state, as in Spark's tester.
+        self.accepts_empty = False
 
     def exists(self) -> bool:
         return self._state.exists()  # type: ignore[no-any-return]
@@ -186,7 +188,7 @@ class ListVariable(ListState):
 
     def _write(self, write: Callable[[list[Any]], None], values: Any) -> None:
         rows = [fields(each) for each in values]
-        if not rows:
+        if not rows and not self.accepts_empty:
             raise illegal_value("EMPTY_LIST_VALUE", self._name)
         try:
             write(rows)

@@ -8,15 +8,26 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from statebackend.errors import usage
 from statebackend.state.clocks import Clock
 from statebackend.testing.harness import Harness, InjectedFault, ManualClock
 
-__all__ = ["Harness", "InjectedFault", "ManualClock", "use_clock"]
+if TYPE_CHECKING:
+    from statebackend.testing.tws_tester import TwsTester
+
+__all__ = ["Harness", "InjectedFault", "ManualClock", "TwsTester", "use_clock"]
 
 B = TypeVar("B")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TwsTester":  # needs PySpark
+        from statebackend.testing.tws_tester import TwsTester
+
+        return TwsTester
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def use_clock(batches: B, clock: Clock) -> B:

@@ -72,6 +72,7 @@ OUTSIDE_OF = {
     "statebackend.spark": ("pyspark", "py4j"),
     "statebackend.spark_functions": ("pyspark", "pandas"),
     "statebackend.tools.state_rows": ("duckdb",),  # for `sql`, if it is installed
+    "statebackend.testing.tws_tester": ("pyspark", "pandas"),
     "statebackend._core": ("cython", "cpython", "libc", "posix"),  # Cython's own
 }
 

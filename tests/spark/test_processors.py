@@ -9,7 +9,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from processor_pairs import Pair, Query, table
-from processors import CASES, Written, several
+from processors import (
+    CASES,
+    FrameSizes,
+    Initial,
+    InitialInPandas,
+    Written,
+    WrittenInPandas,
+    golden_rows,
+    golden_timer,
+    programme,
+    programmed,
+    several,
+)
 
 MODES = ("None", "ProcessingTime", "EventTime")
 
@@ -46,6 +58,66 @@ def test_written_processors_give_the_same(
     query.compare(pair)
     query.add(rows_of(CASES[mode], rng, 3))
     query.compare(pair)  # a restart
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("mode", MODES)
+def test_random_programmes_give_the_same(spark: Any, tmp_path: Path, mode: str, seed: int) -> None:
+    rng = random.Random(seed)
+    query = Query(spark, tmp_path)
+    for _ in range(3):
+        keys = [str(key) for key in range(40) if rng.random() < 0.7]
+        query.add(table([{"k": key, "s": programme(rng, mode), "at": rng.randrange(9)} for key in keys]))
+    pair = Pair(programmed(mode), mode, watermark="1 second" if mode == "EventTime" else None)
+    query.compare(pair)
+
+
+ZONES = {"spark.sql.session.timeZone": "America/New_York", "spark.sql.shuffle.partitions": "5"}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("in_pandas", [False, True], ids=["rows", "pandas"])
+@pytest.mark.parametrize("key", [("g",), ("s", "k"), ("x",), ("at",), ("g", "at", "k")], ids=",".join)
+def test_keys_of_every_kind_give_the_same(
+    spark: Any, tmp_path: Path, rng: random.Random, key: tuple[str, ...], in_pandas: bool
+) -> None:
+    """Keys of several columns, in any order, null or not, in another zone of the session."""
+    made = WrittenInPandas if in_pandas else Written
+    query = Query(spark, tmp_path)
+    query.add(*[rows_of(["all_kinds"], rng, batch) for batch in range(2)])
+    pair = Pair(made(*CASES["None"]["keyed_totals"]), key=key, in_pandas=in_pandas, settings=ZONES)
+    pair.output_schema = "k string, text string"
+    query.compare(pair)
+
+
+def test_frames_are_cut_by_the_settings(spark: Any, tmp_path: Path) -> None:
+    query = Query(spark, tmp_path)
+    query.add(table([{"k": f"sizes:{n % 2}", "n": n} for n in range(11)]))
+    query.compare(
+        Pair(FrameSizes(), in_pandas=True, settings={"spark.sql.execution.arrow.maxRecordsPerBatch": "2"})
+    )
+
+
+@pytest.mark.parametrize("in_pandas", [False, True], ids=["rows", "pandas"])
+def test_initial_state_gives_the_same(spark: Any, tmp_path: Path, in_pandas: bool) -> None:
+    initial = spark.createDataFrame([("a", 5), ("a", 6), ("only here", 7)], "k string, start bigint").groupBy(
+        "k"
+    )
+    query = Query(spark, tmp_path)
+    query.add(table([{"k": key, "n": 1} for key in "aab"]), table([{"k": key, "n": 2} for key in "ab"]))
+    processor = (InitialInPandas if in_pandas else Initial)()
+    query.compare(Pair(processor, "ProcessingTime", initial_state=initial, in_pandas=in_pandas))
+
+
+def test_golden_watermarks(spark: Any, tmp_path: Path) -> None:
+    """Rows are late by the watermark of the batch before; timers fire by the one of their batch."""
+    query = Query(spark, tmp_path)
+    for times in ((20,), (4,), (2, 11, 13, 15)):
+        query.add(table([{"k": "a", "n": at, "at": at} for at in times]))
+    given = query.compare(Pair(Written({}, golden_rows, golden_timer), "EventTime", watermark="10 seconds"))
+    told = [sorted(eval(row)[1] for row in rows) for rows in given.values()]
+    assert told == [["0", "20"], ["10000", "4"], ["10000", "11", "13", "15"]]
 
 
 @pytest.mark.stress

@@ -46,6 +46,7 @@ class Pair:
     output_schema: str = OUTPUT
     watermark: str | None = None
     in_pandas: bool = False
+    initial_state: Any = None
     settings: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -96,7 +97,7 @@ class Query:
 
         grouped = self._rows(pair).groupBy(*pair.key)
         transform = grouped.transformWithStateInPandas if pair.in_pandas else grouped.transformWithState
-        frame = transform(pair.processor, pair.output_schema, "Update", pair.time_mode)
+        frame = transform(pair.processor, pair.output_schema, "Update", pair.time_mode, pair.initial_state)
         self._started(frame, collect, "spark", "update")
         return given
 
@@ -114,6 +115,7 @@ class Query:
                 output_schema=pair.output_schema,
                 time_mode=pair.time_mode,
                 output_mode="Update",
+                initial_state=pair.initial_state,
                 state=self.folder / "state",
                 sink=collect,
                 **pair.options,

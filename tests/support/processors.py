@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
+import random
 import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -52,11 +54,11 @@ class Written(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         for given in self.on_rows(self, key, rows, timerValues):
-            yield Row(k=key[0], text=repr(given))
+            yield Row(k=str(key[0]), text=repr(given))
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         for given in self.on_timer(self, key, timerValues, expiredTimerInfo.getExpiryTimeInMs()):
-            yield Row(k=key[0], text=repr(given))
+            yield Row(k=str(key[0]), text=repr(given))
 
 
 class WrittenInPandas(Written):
@@ -75,7 +77,7 @@ class WrittenInPandas(Written):
         import pandas as pd
 
         for each in given:
-            yield pd.DataFrame({"text": [repr(each)], "k": [key[0]]})
+            yield pd.DataFrame({"text": [repr(each)], "k": [str(key[0])]})
 
 
 class Named:
@@ -491,6 +493,83 @@ def closed_generators(p, key, rows, tv):
     yield p.v.get()
 
 
+@case(**TOTAL)
+def keyed_totals(p, key, rows, tv):
+    n = sum(row.n for row in rows)
+    total, calls = p.v.get() or (0, 0)
+    p.v.update((total + n, calls + 1))
+    yield repr(key), total + n, calls + 1
+
+
+class FrameSizes(StatefulProcessor):
+    """Gives the size, the names and the types of each frame."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        import pandas as pd
+
+        for frame in rows:
+            texts = [
+                f"{len(frame)} {list(frame.columns)} {[str(each) for each in frame.dtypes]} {list(frame.index)}"
+            ]
+            yield pd.DataFrame({"k": [key[0]], "text": texts})
+
+
+class Initial(StatefulProcessor):
+    """Begins with an initial state, and has a timer for each key of it."""
+
+    def init(self, handle: Any) -> None:
+        self.h, self.v = handle, handle.getValueState("v", "n bigint")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self._add(self._starts(initialState))
+        self.h.registerTimer(timerValues.getCurrentProcessingTimeInMs() - 1)
+
+    @staticmethod
+    def _starts(given: Any) -> int:
+        return given.start
+
+    def _add(self, n: int) -> int:
+        total = (self.v.get() or (0,))[0] + n
+        self.v.update((total,))
+        return total
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        yield Row(k=key[0], text=str(self._add(sum(row.n for row in rows))))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        yield Row(k=key[0], text=f"timer {self.v.get()}")
+
+
+class InitialInPandas(Initial):
+    @staticmethod
+    def _starts(given: Any) -> int:
+        return int(given["start"].sum())
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        import pandas as pd
+
+        total = self._add(sum(int(frame["n"].sum()) for frame in rows))
+        yield pd.DataFrame({"k": [key[0]], "text": [str(total)]})
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        import pandas as pd
+
+        yield pd.DataFrame({"k": [key[0]], "text": [f"timer {self.v.get()}"]})
+
+
+def golden_rows(p, key, rows, tv):
+    p.h.registerTimer(tv.getCurrentWatermarkInMs())
+    for row in rows:
+        yield row.n
+
+
+def golden_timer(p, key, tv, at):
+    yield at
+
+
 # -------------------------------------------------------------------------------------------------- timers
 
 
@@ -670,3 +749,75 @@ def windows(p, key, rows, tv):
         p.m.updateValue((end,), ((p.m.getValue((end,)) or (0,))[0] + 1,))
         p.h.registerTimer(end)
     yield len(list(p.m.keys()))
+
+
+# ----------------------------------------------------------------------------------------------- programmes
+
+#: The variables of programmes, with and without a time to live.
+VARIABLES = {"v": ("Value", "n bigint"), "ls": ("List", "n bigint"), "m": ("Map", "k bigint", "n bigint")}
+EXPIRING = {f"{name}{ttl}": (*each, ttl) for name, each in VARIABLES.items() for ttl in (1, 3_600_000)}
+
+STEPS: dict[str, Callable[[Any, int], Any]] = {
+    "v.get": lambda v, n: v.get(),
+    "v.exists": lambda v, n: v.exists(),
+    "v.update": lambda v, n: v.update((n,)),
+    "v.clear": lambda v, n: v.clear(),
+    "ls.get": lambda ls, n: list(ls.get()),
+    "ls.exists": lambda ls, n: ls.exists(),
+    "ls.put": lambda ls, n: ls.put([(each,) for each in range(n + 1)]),
+    "ls.appendValue": lambda ls, n: ls.appendValue((n,)),
+    "ls.appendList": lambda ls, n: ls.appendList([(n,), (None,)]),
+    "ls.clear": lambda ls, n: ls.clear(),
+    "m.getValue": lambda m, n: m.getValue((n,)),
+    "m.containsKey": lambda m, n: m.containsKey((n,)),
+    "m.updateValue": lambda m, n: m.updateValue((n,), (n * n,)),
+    "m.removeKey": lambda m, n: m.removeKey((n,)),
+    "m.iterator": lambda m, n: sorted(m.iterator()),
+    "m.keys": lambda m, n: sorted(m.keys()),
+    "m.values": lambda m, n: sorted(m.values()),
+    "m.exists": lambda m, n: m.exists(),
+    "m.clear": lambda m, n: m.clear(),
+}
+
+
+def programme(rng: Any, mode: str, length: int = 8) -> str:
+    """A random sequence of calls, as a text."""
+    calls = []
+    for _ in range(length):
+        if mode != "None" and rng.random() < 0.3:
+            calls.append([rng.choice(["registerTimer", "deleteTimer", "listTimers"]), "", rng.randrange(6)])
+            continue
+        step = rng.choice(list(STEPS))
+        ttl = rng.choice(["", "1", "3600000"]) if mode == "ProcessingTime" else ""
+        calls.append([step, step.partition(".")[0] + ttl, rng.randrange(4)])
+    return json.dumps(calls)
+
+
+def run_programme(p, text, base):
+    """Make the calls of a programme; timers are at ``base`` and after."""
+    for call, variable, n in json.loads(text):
+        if call == "listTimers":
+            given = sorted(at - base for at in p.h.listTimers())
+        elif call.endswith("Timer"):
+            given = getattr(p.h, call)(base + n)
+        else:
+            given = STEPS[call](getattr(p, variable), n)
+        yield call, variable, n, given
+
+
+def programme_of_rows(p, key, rows, tv):
+    for row in rows:
+        yield list(run_programme(p, row.s, 1_000))
+
+
+def programme_of_timer(p, key, tv, at):
+    calls = programme(random.Random(f"{at} of {key[0]}"), p.mode, length=4)
+    yield at, list(run_programme(p, calls, 1_000))
+
+
+def programmed(mode: str) -> Written:
+    """The processor that runs the programmes in its rows."""
+    variables = {**VARIABLES, **EXPIRING} if mode == "ProcessingTime" else VARIABLES
+    made = Written(variables, programme_of_rows, programme_of_timer)
+    made.mode = mode
+    return made
