@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from statebackend._core.tables.cow_map cimport (
-    ListChunk, ListHead, Table, elements_of, entry_at, live_elements, value_of)
+    ListChunk, ListHead, Table, elements_of, entry_at, value_of)
 from statebackend._core.memory.platform cimport prefetch
 from statebackend._core.tables.state_table cimport StateTable
 from statebackend._core.tables.values cimport CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW
@@ -55,12 +55,11 @@ def lists_at(StateTable table not None, slots):
     cdef const uint32_t[::1] by_row = slots
     cdef int64_t n = len(slots), i, total = 0, at
     cdef Table *t = table.table
-    cdef uint32_t width = t.element_value_width, skip = 8 if t.element_has_timestamp else 0, used, first, k
+    cdef uint32_t width = t.element_value_width, used
     cdef ListHead *head
     cdef ListChunk *chunk
-    cdef char *source
     cdef char *out
-    if table.value_code != CODE_LIST or table.element_code >= CODE_OBJECT:
+    if table.value_code != CODE_LIST or table.element_code >= CODE_OBJECT or t.element_has_timestamp:
         raise UsageError("this table does not hold lists that are read in batches")
     offsets = np.zeros(n + 1, dtype=np.int64)
     cdef int64_t[::1] ends = offsets
@@ -69,7 +68,7 @@ def lists_at(StateTable table not None, slots):
             if i + AHEAD < n and by_row[i + AHEAD]:
                 prefetch(value_of(t, entry_at(t.core, by_row[i + AHEAD])))
             if by_row[i]:
-                total += live_elements(t, <ListHead *>value_of(t, entry_at(t.core, by_row[i])))
+                total += (<ListHead *>value_of(t, entry_at(t.core, by_row[i]))).length
             ends[i + 1] = total
     values = np.empty((total, width), dtype=np.uint8)
     if total:
@@ -85,15 +84,8 @@ def lists_at(StateTable table not None, slots):
                 used = head.tail_used
                 at = ends[i + 1]
                 while at > ends[i]:
-                    first = used - <uint32_t>(at - ends[i]) if used > at - ends[i] else 0
-                    used -= first
                     at -= used
-                    source = elements_of(t, chunk) + <uint64_t>first * t.element_width
-                    if skip == 0:
-                        memcpy(out + width * at, source, <uint64_t>width * used)
-                    else:
-                        for k in range(used):
-                            memcpy(out + width * (at + k), source + <uint64_t>k * t.element_width + skip, width)
+                    memcpy(out + width * at, elements_of(t, chunk), <uint64_t>width * used)
                     used = chunk.prev_used
                     chunk = chunk.prev
     if table.element_code == CODE_BLOB:
