@@ -1,4 +1,4 @@
-"""The exceptions of the library: what went wrong, where, and what to do about it.
+"""The exceptions of the library: the failure, its place, and the remedy.
 
 Every error carries a stable ``code`` (``docs/`` lists them all), a ``detail`` that tells where it happened (state
 name, key group, checkpoint id, file, position) and a ``hint`` that tells what to do. No message ever holds a user's
@@ -179,7 +179,7 @@ class CommitConflictError(StateBackendError):
 class StoreError(StateBackendError, OSError):
     """The system refused to read or write a file of a store: disk full, read-only, I/O error; also an ``OSError``.
 
-    ``errno`` is that of the underlying error, if it had one.
+    ``errno`` is the underlying error's, if it had one.
 
     >>> import errno
     >>> error = StoreError.of(OSError(errno.ENOSPC, "No space left on device"), "writing data/3/a.arrow")

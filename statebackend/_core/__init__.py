@@ -18,10 +18,10 @@ a core makes its own snapshots, so it loads `snapshots` late.
     |  memory     extents, runs, blobs; logs                    |
     +-----------------------------------------------------------+
 
-The backend on RocksDB uses `codecs`, and the key, namespace and time of `handles`. It has three rooms of its own,
+The backend on RocksDB uses `codecs`, and the key, namespace and time of `handles`. It has three rooms,
 `rocksdb/binding`, `rocksdb/overlay` and `rocksdb/handles`: see `rocksdb/__init__.py`.
 
-Five modules stand at the door, below all rooms, because they know no state: `key_groups` hashes keys as Spark does,
+Five modules are at the door, below all rooms, because they know no state: `key_groups` hashes keys as Spark does,
 `crc32c` sums files, `row_digest` hashes columns, `wall_clock` reads the machine's clock as seldom as possible, `pulse`
 exchanges signs of life between processes.
 
@@ -36,7 +36,7 @@ One update, from the handle to the map:
       find_here                      in `handles/table_handle.pyx`: picks the table of the namespace and the map of the
                                      key group, lets a growing map move a few entries, and finds the slot; skipped
                                      while the slot is remembered
-      codec.store                    makes the stored form; what no codec knows goes through its serializer
+      codec.store                    makes the stored form; other values go through its serializer
       write_value                    in `tables/entry_update.pxd`: makes the entry, or clones it if a snapshot needs it
                                      and journals it if a mark does; then the stored form goes in, and the time of now,
                                      where values expire
@@ -50,7 +50,7 @@ One batch, through `kernels/batch_kernels.pyx`:
     scatter    every lane orders its rows by key group; rows of one group keep their order
     apply      every lane takes a range of key groups and goes over their rows in blocks of 32: it asks for the
                buckets, asks for the entries, then operates
-    settle     if one row failed, everything is undone, in reverse order; else the lanes' logs join those of the core
+    settle     if one row failed, everything is undone, in reverse order; else the lanes' logs join the core's
 
 A batch makes no Python object between `count` and `settle`, and threads share no map.
 
@@ -73,8 +73,8 @@ Where something new goes:
                     serializer's bytes, and nothing here changes. Only a value that owns memory in a new way needs a
                     ValueKind in `cow_map.pxd`, with its cases in `payload_ref`, `payload_drop` and `put_value`.
     a handle        A module in `handles`, with a class that derives from `Handle`, or from `SingleHandle` if there is
-                    one value for a key; `handles/__init__.py` lists the modules. The heap backend then gives it a face
-                    of its own in `backends/heap`.
+                    one value for a key; `handles/__init__.py` lists the modules. The heap backend then gives it its own
+                    face in `backends/heap`.
     a kernel        A module in `kernels`, with a `BlockFunction`: it takes up to 32 rows and their maps. Sorting,
                     threads and undoing come from `BatchCall`; see `batch_kernels.pxd`.
 

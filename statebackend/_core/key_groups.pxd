@@ -81,8 +81,8 @@ cdef inline int32_t spark_hash_long(int64_t v, int32_t seed) noexcept nogil:
 
 
 cdef inline int32_t spark_hash_bytes(const uint8_t* p, Py_ssize_t n, int32_t seed) noexcept nogil:
-    # Spark's hashUnsafeBytes: whole little-endian words, then each byte of the tail, sign-extended, as a word
-    # of its own. Standard Murmur3 treats the tail otherwise.
+    # Spark's hashUnsafeBytes: whole little-endian words, then each byte of the tail, sign-extended, as a separate
+    # # word. Standard Murmur3 treats the tail otherwise.
     cdef uint32_t h1 = <uint32_t>seed
     cdef uint32_t word = 0
     cdef Py_ssize_t i = 0

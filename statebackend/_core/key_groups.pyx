@@ -15,7 +15,7 @@ from statebackend.errors import SerializationError, UsageError
 
 
 cdef enum:
-    BLOCK = 1024          # hashes per block: 4 KB, in the first-level cache beside the keys
+    BLOCK = 1024          # hashes per block: 4 KB, in the first-level cache next to the keys
     MAX_OPS = 4096        # fields of one composite key, nested ones included
     MAX_DEPTH = 64
 
@@ -91,7 +91,7 @@ cdef void _pmod_block(
         for i in range(n):
             out[i] = <group_t>(hashes[i] & mask)
     else:
-        # There is no vector integer division. Both operands are exact as doubles and a quotient that is not
+        # Vector integer division does not exist. Both operands are exact as doubles and a quotient that is not
         # whole is at least 2^-15 from a whole number, far more than the rounding of one below 2^31:
         # truncation is exact.
         for i in range(n):

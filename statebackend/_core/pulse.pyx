@@ -7,7 +7,7 @@ holds the GIL for long is not silent. A process that is stopped, has ended or ca
       |  --- tick: time ------------------------>  |    four times within `patience`
       |  <-- answer: that time, calls returned --  |
 
-Each message is a `Message`, as it lies in memory: a host on another platform is refused before it has a pulse.
+Each message is a `Message`, as it is in memory: a host on another platform is refused before it has a pulse.
 
 The asking end hears silence when it has waited `patience` for an answer; the answering end when no tick has come for so
 long. Both read first and judge then, and time in which a process was stopped does not count. A pulse that is over stays
@@ -129,7 +129,7 @@ cdef struct End:
     int64_t is_stopped
     int64_t over
     int64_t runs                         # at a host: true while the function runs
-    int64_t progress                     # at the driver: what the last answer told, and when it told something new
+    int64_t progress                     # at the driver: the last answer, and the time of its last news
     int64_t moved_at
 
 cdef const char *TICK = b"SB tick\x01"
@@ -255,7 +255,7 @@ cdef class Pulse:
 
     @property
     def over(self):
-        """Why there is no pulse any more, ``closed``, ``silent`` or ``garbled``; None while there is one."""
+        """Why the pulse is over, ``closed``, ``silent`` or ``garbled``; None while there is one."""
         return OVER[self.ended if self.end == NULL else load(&self.end.over)]
 
     @property
@@ -299,6 +299,6 @@ cdef class Pulse:
                 shut(end.fd)
                 pthread_join(end.thread, NULL)
             self.ended = end.over or CLOSED
-        # In a forked child, the connection is still that of the parent.
+        # In a forked child, the connection still belongs to the parent.
         close(end.fd)
         free(end)

@@ -4,7 +4,7 @@ Every function adds the hashes of one column to `lanes`, two for each row: a row
 which has its own seeds. `total` mixes each row before it adds the rows, so the digest notices a value that moves from
 one row to another, and ignores the order of rows.
 
-Manifests store the results. They must never change, whatever the machine, the compiler or the version: the numbers in
+Manifests store the results. They must never change, on any machine, compiler or version: the numbers in
 this file are part of the format, and the tests have golden values. Bytes are read as words whose first byte is the
 lowest, the order of every processor that this is built for.
 
@@ -29,7 +29,7 @@ ctypedef fused offset_t:
     const int64_t
 
 cdef uint64_t STEP = 0x9E3779B97F4A7C15        # the factor for lengths
-cdef uint64_t NULL_0 = 0x9FB21C651E98DF25      # turns a seed into that of a null
+cdef uint64_t NULL_0 = 0x9FB21C651E98DF25      # turns a seed into a null's
 cdef uint64_t NULL_1 = 0xC2B2AE3D27D4EB4F
 cdef uint64_t ROW_0 = 0x165667B19E3779F9       # the seeds of rows
 cdef uint64_t ROW_1 = 0x27D4EB2F165667C5
@@ -129,7 +129,7 @@ def add_numbers(const uint8_t[::1] data not None, int width, bint is_float, cons
 
 def add_bytes(const uint8_t[::1] data not None, offset_t[::1] offsets not None, const uint8_t[::1] valid,
               int64_t first, uint64_t seed_0, uint64_t seed_1, uint64_t[:, ::1] lanes not None):
-    """Add byte strings, each of which lies in `data` between one offset and the next. O(bytes)."""
+    """Add byte strings, each of which is in `data` between one offset and the next. O(bytes)."""
     cdef Py_ssize_t i, n = lanes.shape[0], size = data.shape[0]
     cdef const uint8_t *bits = bits_of(valid, first, n)
     cdef const uint8_t *p = &data[0] if size else NULL

@@ -81,7 +81,7 @@ def create_backend(name: str, **options: Any) -> StateBackend:
 
     >>> create_backend("reference", speed=11)
     Traceback (most recent call last):
-    statebackend.errors.UsageError: backend 'reference' has no option 'speed'. Hint: its options: none [USAGE.OPTION]
+    statebackend.errors.UsageError: backend 'reference' lacks the option 'speed'. Hint: its options: none [USAGE.OPTION]
     """
     cls = _load(name)
     reason = cls.unavailable_reason()
@@ -92,7 +92,9 @@ def create_backend(name: str, **options: Any) -> StateBackend:
         for option in options:
             if option not in parameters:
                 known = ", ".join(parameters) or "none"
-                raise usage.option(f"backend {name!r} has no option {option!r}", hint=f"its options: {known}")
+                raise usage.option(
+                    f"backend {name!r} lacks the option {option!r}", hint=f"its options: {known}"
+                )
     return cls(**options)
 
 
@@ -139,7 +141,7 @@ def _load(name: str) -> type[StateBackend]:
     target = _BUILT_IN.get(name) or _registered.get(name) or _targets().get(name)
     if target is None:
         raise BackendUnavailableError(
-            f"there is no backend {name!r}",
+            f"unknown backend {name!r}",
             code="BACKEND_UNAVAILABLE.UNKNOWN",
             hint=f"known are {', '.join(map(repr, sorted(_targets())))}; register_backend adds one",
         )

@@ -1,1 +1,1 @@
-"""State that many processes hold together: how the rows of a batch reach them, and what they say to each other."""
+"""State that many processes hold together: how the rows of a batch reach them, and their messages to each other."""

@@ -46,8 +46,8 @@ class Executors:
 
     At each host, waiting rows take ``batch_memory`` in memory and ``spill_disk`` on disk at most. Hosts must be there
     after ``start_timeout``. The driver gives up a host without a sign of life for ``heartbeat_timeout``; so does a host
-    without one of the driver. A long call of the function is no silence: only ``batch_timeout`` limits the time of a
-    batch on a host. A batch has ``max_attempts`` while hosts are lost.
+    without one of the driver. A long call of the function does not count as silence: only ``batch_timeout`` limits the
+    time of a batch on a host. A batch has ``max_attempts`` while hosts are lost.
 
     The driver listens at ``bind``, by default where Spark's driver does, at one of ``ports``; hosts reach it at
     ``advertised_address``. ``profile`` gives a host the resources of a ``pyspark.resource.ResourceProfile``. With
@@ -94,7 +94,7 @@ class Executors:
             raise usage.option(f"unknown ports={ports!r}; expected a list of ports, 0 for any")
         if given["profile"] is not None and not hasattr(given["profile"], "taskResources"):
             raise usage.option(
-                f"a {type(given['profile']).__name__} is no profile; expected a pyspark.resource.ResourceProfile"
+                f"a {type(given['profile']).__name__} is not a profile; expected a pyspark.resource.ResourceProfile"
             )
 
     def seconds(self, timeout: str) -> float:
@@ -137,13 +137,13 @@ class Engine(ABC):
 
     @abstractmethod
     def probe(self, addresses: Sequence[tuple[str, int]], secret: bytes, limit: float) -> None:
-        """Let a task reach every host within so many seconds: `UsageError` if there is no slot for one, `HostError` if
+        """Let a task reach every host within so many seconds: `UsageError` without a slot for one, `HostError` if
         it does not reach them.
         """
 
     @abstractmethod
     def schema(self, incoming: BatchSource) -> pa.Schema:
-        """The columns of a batch, without that of heartbeats."""
+        """The columns of a batch, without the heartbeat column."""
 
     @abstractmethod
     def scatter(self, incoming: BatchSource, plan: ShufflePlan) -> list[TaskReport]:
@@ -196,7 +196,7 @@ class ClusterExecution(Execution):
         self._epoch = store.epoch
         self._secret = secrets.token_bytes(32)
         self._writer = store.data_writer()
-        #: What hosts read to see that they see this store.
+        #: The file that shows hosts that they see this store.
         self._token: host_files.Token | None = None
         #: True once a task has reached all hosts.
         self._has_probed = False
@@ -342,7 +342,7 @@ class ClusterExecution(Execution):
         addresses: list[tuple[str, int]],
     ) -> CommitRequest:
         job, named = self._job, {"batch": of_try.batch_id, "attempt": of_try.attempt}
-        self._store.data_writer(of_try.batch_id)  # so that what snapshots may build on stays
+        self._store.data_writer(of_try.batch_id)  # so that files that snapshots may build on stay
         self._hosts.ask_all([Question("expect", named)] * len(addresses))
         with watch.part("scatter"):
             plan = ShufflePlan(
@@ -414,7 +414,7 @@ class ClusterExecution(Execution):
 
 
 def needed_bytes(job: Job, memory: int) -> int:
-    """What a host may take at most; 0 if that has no limit."""
+    """The most memory that a host may take; 0 without a limit."""
     of_state: int = getattr(job.backend, "max_bytes", 0)
     return of_state + memory if of_state else 0
 
@@ -444,7 +444,7 @@ _ALIKE = ("batchId", "watermark")
 
 
 def merged_figures(figures: Sequence[Figures]) -> Figures:
-    """The figures of all hosts as those of one: numbers add up, names are put together.
+    """The figures of all hosts as one: numbers add up, names are put together.
 
     >>> merged_figures([{"batchId": 7, "numOutputRows": 2, "outputs": {"main": 2}}, {"batchId": 7, "numOutputRows": 1}])
     {'batchId': 7, 'numOutputRows': 3, 'outputs': {'main': 2}}

@@ -1,6 +1,6 @@
 """Failures of other processes: errors travel as JSON, and the end of a host's process is known.
 
-What the library raised comes back as it was, other errors by their names. A host has a process of its own, so that its
+What the library raised comes back as it was, other errors by their names. A host has its own process, so that its
 end is known: the exit status, or the signal that ended it. Spark forks its Python workers from a daemon that ignores
 how they end. A worker that is to run a host therefore forks once more, waits, and reports.
 
@@ -12,7 +12,7 @@ how they end. A worker that is to run a host therefore forks once more, waits, a
 >>> print(raised(said, "host 2"))
 no current key is set (state 'sum', host 2) [USAGE]
 >>> print(raised({**said, "kind": "ValueError", "is_ours": False, "message": "boom"}, "host 2"))
-ValueError: boom (host 2). Hint: the traceback below is that of the host [HOST.FUNCTION]
+ValueError: boom (host 2). Hint: the traceback below is the host's [HOST.FUNCTION]
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def raised(said: dict[str, Any], where: str) -> StateBackendError:
             f"{said['kind']}: {said['message']}",
             code="HOST.FUNCTION",
             detail=where,
-            hint="the traceback below is that of the host",
+            hint="the traceback below is the host's",
         )
     # A note comes after the error. Python 3.10 shows none.
     error.__notes__ = [*said["notes"], f"On {where}:\n{said['trace']}"]
@@ -92,7 +92,7 @@ _LONGEST_TRACE = 20_000
 
 
 def reported(serve: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Call ``serve`` in a forked process and return what it returns, or what is known of its end without that.
+    """Call ``serve`` in a forked process and return what it returns, or else the facts about its end.
 
     ``failed`` is an error that it raised, ``died`` says how the process ended, ``trace`` where it was then, if it is
     known. The process ends with this one.
@@ -122,7 +122,7 @@ def reported(serve: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def _memory() -> IO[bytes]:
-    """A file of its own for the report: a pipe would stay open in processes that the host has started."""
+    """Its own file for the report: a pipe would stay open in processes that the host has started."""
     if sys.platform == "linux":
         return open(os.memfd_create("statebackend-report"), "w+b")  # disks may be full
     else:

@@ -10,14 +10,14 @@
     closes, unless the proof is right
 
 A proof is the HMAC-SHA256, under the secret, of a label, the role and both nonces. Every field has a fixed length, so
-that no two handshakes give the same bytes to it. Each end has a label of its own and makes its nonce anew: what one end
-has sent is no proof when it is sent back to it, nor when it is sent a second time. The server proves nothing to a
-client that has not, and so tells nobody a proof.
+that no two handshakes give the same bytes to it. Each end has its own label and makes its nonce again: a returned
+message of the other end is not a proof to it, nor when it is sent a second time. The server proves nothing to a
+client that has not, and so reveals no proof.
 
-The preamble, three letters and the version of the protocol, comes alone and first: ends of different versions, whatever
-else differs, can tell each other so.
+The preamble, three letters and the version of the protocol, comes alone and first: ends of different versions, can
+tell each other so.
 
-What this does not do: whoever can change what the network carries may let both ends prove themselves and then speak in
+This has a limit: an attacker who changes messages on the network may let both ends prove themselves and then speak in
 their place. Where the network is not to be trusted, connections need TLS.
 """
 
@@ -100,7 +100,7 @@ def accept_peer(stream: Stream, secret: bytes, deadline: float) -> str:
         try:
             role = check_role(named.rstrip(b"\0").decode("latin-1"))
         except UsageError as error:
-            raise WireError("the peer has no proper role", detail=place(stream.peer)) from error
+            raise WireError("the peer lacks a proper role", detail=place(stream.peer)) from error
         _write(stream, _proof(secret, _SERVER, named, client_nonce, server_nonce), deadline)
     except TimeoutError:
         raise _too_slow(stream) from None
@@ -134,7 +134,7 @@ def _check_preamble(stream: Stream, found: bytes) -> None:
 
 
 def _read(stream: Stream, size: int, deadline: float) -> bytes:
-    """Read exactly this much. The deadline is that of the whole handshake, however small the steps that it takes."""
+    """Read exactly this much. The deadline is for the whole handshake, however small the steps that it takes."""
     data = bytearray(size)
     count = 0
     while count < size:

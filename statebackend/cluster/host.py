@@ -7,7 +7,7 @@ committed, it is told.
     driver                                     host                                    tasks
       |  <-- register (range, address) ---------  |                                      |
       |  --- registered (generation) ---------->  |                                      |
-      |  <-- pulse (generation) ----------------  |  over a link of its own              |
+      |  <-- pulse (generation) ----------------  |  over its own link              |
       |  --- restore (checkpoint) ------------->  |  makes its task                      |
       |  --- expect (batch, attempt) ---------->  |  drops the rows of others            |
       |                                           |  <-- piece, rows ..., end ---------  |
@@ -92,14 +92,14 @@ class HostPlan(NamedTuple):
     store: CheckpointStore
     #: Makes the writers of files; it has the epoch.
     writer: DataWriter
-    #: What the job begins with while nothing is committed.
+    #: The source of the job while nothing is committed.
     source: Checkpoint | Savepoint | None
     #: The outputs that have a sink, with the columns by which each is cut into files.
     delivered: dict[str, Sequence[str]]
     #: The number of its range, of ``parallelism``.
     number: int
     parallelism: int
-    #: Where the driver listens, and what proves that somebody belongs to this run of the query.
+    #: Where the driver listens, and the proof that a peer belongs to this run of the query.
     driver: tuple[str, int]
     secret: bytes
     #: Seconds without a sign of life from the driver after which the host ends.
@@ -107,9 +107,9 @@ class HostPlan(NamedTuple):
     #: Bytes of rows that wait in memory, and on disk.
     memory: int
     quota: int
-    #: Whether bases are kept on its local disk, too.
+    #: Whether bases are kept on its local disk too.
     has_copies: bool = False
-    #: The number of the job that runs it, among those of its range.
+    #: The number of the job that runs it, among the jobs of its range.
     job_number: int = 0
 
 
@@ -169,11 +169,11 @@ class Host:
             self._keep_copies(folder or tempfile.gettempdir())
         self._files = HostFiles(self._writer)
         self._execution: LocalExecution | None = None
-        #: The batch that has run and is neither committed nor taken back, and what it gave.
+        #: The batch that has run and is neither committed nor undone, and its result.
         self._ran: tuple[int, BatchResult] | None = None
         #: The checkpoint whose state it has; None before the first.
         self._at: int | None = None
-        #: What the driver asks, in order; None is the end.
+        #: The driver's requests, in order; None is the end.
         self._asked: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._link: Link | None = None
         self._ended_by = "the driver let it go"
@@ -259,7 +259,7 @@ class Host:
             self._ended_by = str(error)
         finally:
             self._asked.put(None)
-            # Nobody waits for what the function may give, and it has a slot.
+            # The function's result is not needed, and it has a slot.
             pulse.cut()
 
     def _answer(self, link: Link, message: Message) -> None:
@@ -329,7 +329,7 @@ class Host:
             raise HostError(
                 "the host is not ready for this batch", code="HOST.LOST_PIECES", detail=str(of_try)
             )
-        self._expected = None  # what comes from now on belongs to nobody
+        self._expected = None  # later rows are not needed
         assert self._pulse is not None
         watch = _Watch(self._pulse)
         with watch.part("staged"):
@@ -359,14 +359,14 @@ class Host:
         }
 
     def _staged(self, of_try: Attempt, tasks: list[dict[str, Any]]) -> StagedRows:
-        """The pieces that the driver names, which must be what the tasks have sent."""
+        """The pieces that the driver names, which must be as the tasks have sent them."""
         tags = [PieceId(*of_try, each["task"]) for each in tasks]
         sums = [PieceSum(*each["sums"]) for each in tasks]
         try:
             staged = self._staging.taken(tags, sums=sums)
         except StoreError as error:
             raise HostError(error.message, code="HOST.LOST_PIECES", detail=error.detail) from error
-        # Also where it has no pieces: a task may still be sending one that nobody named.
+        # Also without pieces: a task may still be sending one that is not named.
         self._staging.drop(*of_try)
         return staged
 
@@ -458,7 +458,7 @@ class Host:
 
     def _why_not(self, tag: PieceId) -> str | None:
         if tag.epoch != self._plan.writer.epoch:
-            return f"epoch {tag.epoch} is not that of this host, {self._plan.writer.epoch}"
+            return f"epoch {tag.epoch} is not this host's, {self._plan.writer.epoch}"
         return None if tag.of_try == self._expected else f"{tag.of_try} is not expected"
 
     # --- the end ---

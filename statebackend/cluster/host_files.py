@@ -1,8 +1,8 @@
 """A host's half of the store: it writes files for the writer of the epoch, which is in the driver and commits them.
 
-Bases are kept on a local disk, too, so that a process that takes the place of another finds them near. A base is a file
-of rows, or files of a database. A copy counts while it has the length and the checksum of what was written. Names never
-come again, so a copy is of the file of its name or of none. Whatever is wrong with copies costs the way to the place
+Bases are kept on a local disk too, so that a process that takes the place of another finds them near. A base is a file
+of rows, or files of a database. A copy counts while it has the length and the checksum of the written bytes. Names
+never come again, so a copy is of the file of its name or of none. An error of a copy costs the way to the place
 itself, and nothing else.
 
 Driver and host also see if they have one store: each writes a small file there, a token, and the other reads it. A
@@ -37,7 +37,7 @@ class HostFiles:
 
     def __init__(self, template: DataWriter, builds_on: Iterable[StoredFile] = ()) -> None:
         self._template = template
-        #: What snapshots may name again: the files of this host in the newest checkpoint.
+        #: The files that snapshots may name again: the files of this host in the newest checkpoint.
         self.builds_on = frozenset(file.name for file in builds_on)
         self._made: list[DataWriter] = []
 
@@ -49,7 +49,7 @@ class HostFiles:
     def sync(self, named: Iterable[StoredFile]) -> None:
         """Make the names of the new ones among these files durable: the driver may commit them then.
 
-        Some are of no writer here: a base that was written in the background lies in the same folder.
+        Some are of no writer here: a base that was written in the background is in the same folder.
         """
         if any(file.name not in self.builds_on for file in named):
             self._made[0].sync()
@@ -60,7 +60,7 @@ class HostFiles:
             writer.abort()
 
     def committed(self, of_state: Iterable[StoredFile], of_outputs: Iterable[StoredFile]) -> None:
-        """Note that a checkpoint names these files of this host. Snapshots build on those of its state."""
+        """Note that a checkpoint names these files of this host. Snapshots build on its state's files."""
         self.builds_on = frozenset(file.name for file in of_state)
         named = {*self.builds_on, *(file.name for file in of_outputs)}
         made, self._made = self._made, []
@@ -74,7 +74,7 @@ _FOLDER = "statebackend-copies-"
 
 
 def folder_of_copies(parent: str, run: str, number: int) -> str:
-    """The folder of this process for the copies of a range, with what a process that was killed has left there.
+    """The folder of this process for the copies of a range, with the remains of a killed process.
 
     What is left of other runs of queries, whose processes are gone, is removed.
     """
@@ -95,7 +95,7 @@ def folder_of_copies(parent: str, run: str, number: int) -> str:
 
 
 def _passed_on(name: str) -> Callable[..., Any]:
-    """A method that calls that of the inner files."""
+    """A method that calls the inner files' method."""
 
     def method(files: FilesWithCopies, *arguments: Any, **options: Any) -> Any:
         return getattr(files._inner, name)(*arguments, **options)
@@ -106,7 +106,7 @@ def _passed_on(name: str) -> Callable[..., Any]:
 class FilesWithCopies(StoreFiles):
     """The files of ``inner``, with copies of bases in ``folder``, which one process at a time uses.
 
-    Copies are read unless ``reads_copies`` is False: what is read back to be verified is to be found in the place.
+    Copies are read unless ``reads_copies`` is False: a file that is read back for verification must be in the place.
     """
 
     def __init__(self, inner: StoreFiles, folder: str, *, reads_copies: bool = True) -> None:
@@ -195,7 +195,7 @@ class FilesWithCopies(StoreFiles):
 
 
 class _Copying(FileSink):
-    """Writes a file to its place, and a copy beside, which is given up at the first error."""
+    """Writes a file to its place, and a copy next to, which is given up at the first error."""
 
     def __init__(self, sink: FileSink, folder: str, flat: str) -> None:
         self._sink = sink
@@ -242,7 +242,7 @@ class _Copying(FileSink):
 
     def _give_up(self, error: OSError | None) -> None:
         if error is not None:
-            _log.warning("a base has no local copy: %s", error)
+            _log.warning("a base lacks a local copy: %s", error)
         file, self._file = self._file, None
         try:
             if file is not None:
@@ -273,7 +273,7 @@ def _is_whole(path: str, told: str) -> bool:
     return told == f"{size}~{checksum}"
 
 
-#: What a process needs to find the file of another, and to know it: JSON.
+#: The data by which a process finds and recognises the file of another: JSON.
 Token: TypeAlias = Mapping[str, Any]
 
 

@@ -55,7 +55,7 @@ class RegisteredHost:
         #: True once it has the state of the newest checkpoint.
         self.is_ready = False
         self.is_lost = False
-        #: True if it was given up although its link lives: nobody knows when it will end.
+        #: True if it was given up although its link lives: its end is unknown.
         self.hangs = False
         #: True if the driver has let it go.
         self.was_told_to_end = False
@@ -131,7 +131,7 @@ class RegisteredHost:
         return 0.0 if self._pulse is None else self._pulse.stands_for
 
     def lose(self) -> None:
-        """Give it up: whoever waits for it is told."""
+        """Give it up: its waiters are told."""
         with self._changed:
             self.is_lost = True
             self._changed.notify_all()
@@ -150,7 +150,7 @@ def checked(answer: Answer, host: object) -> Answer:
     raise raised(said, repr(host))
 
 
-#: The host of a range is not refused for the sake of balance more often than this: where Spark has no other slot, it
+#: The host of a range is not refused for the sake of balance more often than this: where Spark lacks another slot, it
 #: runs better here than not at all.
 _MOST_REFUSALS = 10
 #: The log tells of a function that has stood still for so many seconds, and again after as many more.
@@ -158,7 +158,7 @@ _STANDSTILL = 60.0
 #: Seconds between two looks at all hosts, at most.
 _LOOKS = 5.0
 
-#: Whoever waits for hosts or slots says so in the log after as many seconds, and again.
+#: A wait for hosts or slots is logged after as many seconds, and again.
 TELL = 10.0
 
 
@@ -206,7 +206,7 @@ class Hosts:
         #: Why there are not enough hosts; and whether there never will be.
         self._failure: Exception | None = None
         self._is_over = False
-        #: Called with the answer of a host that has restored; what it raises is raised by whoever waits for hosts.
+        #: Called with the answer of a host that has restored; its errors are raised by the waiter for hosts.
         self.on_restored: Callable[[Answer], None] = lambda answer: None
         #: Called when a host that was ready is lost.
         self.on_loss: Callable[[], None] = lambda: None
@@ -288,11 +288,11 @@ class Hosts:
 
     def _why_not(self, said: Mapping[str, Any], role: str) -> str | None:
         if role != DRIVERS_LINK or said["op"] != "register":
-            return "that is no registration"
+            return "expected a registration"
         if said["epoch"] != self._epoch:
             return f"epoch {said['epoch']} is over"
         if said["parallelism"] != self.parallelism or said["number"] not in range(self.parallelism):
-            return f"there is no range {said['number']} of {said['parallelism']}"
+            return f"range {said['number']} is outside of {said['parallelism']}"
         if not self.is_job(said["number"], said.get("job", 0)):
             return f"the job of the host has ended, of range {said['number']}"
         error = self._unfit(said)
@@ -453,7 +453,7 @@ class Hosts:
         raise TooFewHostsError(
             "the hosts of the query have not started",
             detail=f"{there} of {self.parallelism} registered within {limit:g} s",
-            hint="each takes a slot of an executor for as long as the query runs, beside those of its batches: give "
+            hint="each takes a slot of an executor while the query runs, next to the slots of its batches: give "
             "the application more cores, or pass a smaller parallelism; the logs of executors say if hosts failed",
         )
 
@@ -470,7 +470,7 @@ class Hosts:
     def ask_all(self, questions: Sequence[Question], limit: float | None = None) -> list[Answer]:
         """Ask every host its question; their answers by range.
 
-        If a host is lost, `HostLostError`; if hosts answer with an error, that of the first: but only when all have
+        If a host is lost, `HostLostError`; if hosts answer with an error, the first error: but only when all have
         answered, or are lost, so that none is still at it.
         """
         with self._changed:

@@ -1,4 +1,4 @@
-"""Cuts the rows of a batch by the key groups of its hosts, and surveys what nobody sees of it but all tasks together.
+"""Cuts the rows of a batch by the key groups of its hosts, and surveys facts that only all tasks together know.
 
 A batch that is cut means the same as one that is not. So each task tells what it has seen of it, and the driver merges
 that: times for the watermark, null keys, and the digest by which a batch is known again.
@@ -49,7 +49,7 @@ class BatchSurvey(NamedTuple):
     num_nulls: int = 0
     #: The greatest event time that counts, in milliseconds; None if no row has told one.
     newest: int | None = None
-    #: The digest of all rows, as `rows_digest` gives it; None if nobody has asked for it.
+    #: The digest of all rows, as `rows_digest` gives it; None if it is not needed.
     digest: str | None = None
     heartbeats: int = 0
 
@@ -61,7 +61,7 @@ class BatchSurvey(NamedTuple):
         """Read the JSON form."""
         if not isinstance(found, Mapping) or not _is_survey(found):
             raise UsageError(
-                "what a task tells of its rows cannot be read",
+                "the report of a task cannot be read",
                 hint="the driver and all executors need the same version of the library",
             )
         return cls(**found)
@@ -86,7 +86,7 @@ class BatchSurvey(NamedTuple):
 
     def times(self, event_time: EventTime, watermark: int | None, idle: int | None = None) -> Survey:
         """The watermark after the batch, and whether a row has told a time, by the rules of `RowTimes.of`."""
-        # The newest row stands for all: where it leaves the watermark, all of them leave it.
+        # The newest row represents all: where it leaves the watermark, all of them leave it.
         newest = pa.table({event_time.column: pa.array([self.newest], pa.int64())})
         times = RowTimes.of(event_time, newest, watermark=watermark, idle=idle)
         return Survey(times.after, times.told)
@@ -114,7 +114,7 @@ class RowPartitioner:
     """Cuts the rows of a batch by the ranges of its hosts, and notes what is to be known of the batch as a whole.
 
     Host ``i`` of ``parallelism`` gets the rows whose keys belong to its `range_for`. A broadcast row goes to all hosts,
-    and one with a null key to none. ``clock`` is that of the whole batch; ``max_ahead`` counts from it.
+    and one with a null key to none. ``clock`` is the whole batch's; ``max_ahead`` counts from it.
     ``heartbeat_column``, if record batches have it, marks the rows that are ticks: rows and column are left out.
 
     Columns are such as Spark makes: not of dictionaries or views. For one thread.
@@ -147,7 +147,7 @@ class RowPartitioner:
         self._names: list[str] = []
 
     def cut(self, rows: pa.RecordBatch) -> PartitionedRows:
-        """Cut a record batch. O(bytes): rows are copied once, or not at all if they lie in the order of hosts."""
+        """Cut a record batch. O(bytes): rows are copied once, or not at all if they are in the order of hosts."""
         rows, heartbeats = self._without_heartbeats(rows)
         if rows.schema.names != self._names:
             self._job.check_columns(rows.schema.names)

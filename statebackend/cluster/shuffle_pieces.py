@@ -1,7 +1,7 @@
 """What a task sends to a host: a *piece* of a try of a batch, message by message, summed up at both ends.
 
 A piece is open until it is finished; then a batch takes it, or it is dropped. An open piece is given up where anything
-goes wrong with it. What a piece has of memory and disk goes back the moment it is gone, wherever it was.
+goes wrong with it. The memory and disk of a piece go back the moment it is gone, wherever it was.
 
 >>> PieceId(1, 7, 0, 42)
 PieceId(epoch=1, batch_id=7, attempt=0, task=42)
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Rows for one host, and rows for all hosts.
 Kind: TypeAlias = Literal["rows", "broadcast"]
 _KINDS = ("rows", "broadcast")
-#: What is summed of a message beside its bytes: kind, length, rows, and the checksum of the bytes.
+#: The sums of a message next to its bytes: kind, length, rows, and the checksum of the bytes.
 _SUMMED = struct.Struct("<BQQI")
 
 #: The hint where rows that wait do not fit.
@@ -114,7 +114,7 @@ class Piece:
     def __init__(self, room: PieceStaging, tag: PieceId, schema: pa.Schema) -> None:
         self.tag = tag
         self.schema = schema
-        #: What the piece came to; None until it is finished.
+        #: The sums of the piece; None until it is finished.
         self.sum: PieceSum | None = None
         self._room = room
         self._sums = PieceSums()
@@ -131,7 +131,7 @@ class Piece:
     def add(self, kind: Kind, data: BytesLike) -> None:
         """Add a message, which is what ``RecordBatch.serialize()`` gives. O(bytes).
 
-        While there is memory, the bytes are kept as they are, and nobody may write to them. If anything is wrong, the
+        While there is memory, the bytes are kept as they are, and must not be written to. If anything is wrong, the
         piece is given up.
         """
         with self._lock:
@@ -232,7 +232,7 @@ class Piece:
             return
         self._is_gone = True
         self._messages = []
-        # The rows are lost on purpose: a disk that refuses even this is no reason to fail.
+        # The rows are lost on purpose: a disk that refuses even this is not a reason to fail.
         with suppress(OSError):
             self._close_file()
         if self._path is not None:

@@ -26,12 +26,12 @@ _MESSAGE = 1 << 20
 _LARGEST = 64 << 20
 #: Seconds for a host to acknowledge what it has got, which it may have to write to its disk.
 _PATIENCE = 300.0
-#: Seconds for what a host has said before it closed its link.
+#: Seconds for a host's last words before it closed its link.
 _LAST_WORDS = 1.0
 
 
 class ShufflePlan(NamedTuple):
-    """What the tasks of a batch need to know. The engine ships it with them."""
+    """The report of the tasks of a batch need to know. The engine ships it with them."""
 
     job: Job
     key_type: Type
@@ -39,7 +39,7 @@ class ShufflePlan(NamedTuple):
     #: Where the hosts take rows, by range.
     addresses: list[tuple[str, int]]
     secret: bytes
-    #: What the clock says, for times that are too far ahead of it.
+    #: The clock's reading, for times that are too far ahead of it.
     clock: int
     #: True if nothing else tells the rows of the batch from others.
     digests: bool
@@ -50,7 +50,7 @@ class ShufflePlan(NamedTuple):
 class TaskReport(NamedTuple):
     """What a task tells the driver."""
 
-    #: The engine's id of the attempt, and of what it has computed: reports are in order of the latter.
+    #: The engine's id of the attempt, and of its partition: reports are in order of the latter.
     task: int
     partition: int
     survey: BatchSurvey

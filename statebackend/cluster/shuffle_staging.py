@@ -33,7 +33,8 @@ _FOLDER: Final = "statebackend-staging-"
 class StagedRows:
     """The pieces of a batch that runs, in the order in which they were named; `PieceStaging.taken` makes it.
 
-    Reading may begin anew any number of times. Rows that were in memory share it: release them when they are done with.
+    Reading may begin again any number of times. Rows that were in memory share it: release them when they are done
+    with.
     """
 
     def __init__(self, staging: PieceStaging, pieces: Sequence[Piece], schema: pa.Schema | None) -> None:
@@ -55,12 +56,12 @@ class StagedRows:
         return self._staging._parent
 
     def batches(self, kind: Kind = "rows") -> Iterator[pa.RecordBatch]:
-        """The rows of a kind, as they came, a message at a time. What is read from disk is the reader's own."""
+        """The rows of a kind, as they came, a message at a time. Messages from disk belong to the reader."""
         for piece in self._pieces:
             yield from piece.batches(kind)
 
     def rows(self) -> pa.Table | None:
-        """The rows for this host; None if nobody knows the columns. O(messages), and O(bytes) of what is on disk."""
+        """The rows for this host; None if the columns are unknown. O(messages), and O(bytes) on disk."""
         return (
             None if self.schema is None else pa.Table.from_batches(list(self.batches()), schema=self.schema)
         )
@@ -126,8 +127,8 @@ class PieceStaging:
     def taken(self, tags: Sequence[PieceId], sums: Sequence[Sequence[int]] | None = None) -> StagedRows:
         """Take the pieces of a try, in this order. The try is over then: all other pieces of it and older are dropped.
 
-        ``sums``, if given, are those of the pieces as the tasks have them, also in JSON form. If a piece is not here,
-        not finished, or another, nothing is taken or dropped.
+        ``sums``, if given, are the sums of the pieces as the tasks have them, also in JSON form. If a piece is not
+        here, not finished, or another, nothing is taken or dropped.
         """
         tries = {tag.of_try for tag in tags}
         if len(tries) > 1 or len(set(tags)) < len(tags):
@@ -161,7 +162,7 @@ class PieceStaging:
             piece.drop()
 
     def drop_others(self, epoch: int, batch_id: int, attempt: int) -> None:
-        """Drop all pieces but those of a try, and begin only such from now on, even if the try was over. Idempotent.
+        """Drop all pieces except a try's, and begin only such from now on, even if the try was over. Idempotent.
 
         So once they are taken, nothing comes until this has been called for another try.
         """
@@ -239,7 +240,7 @@ class PieceStaging:
         return piece
 
     def _end(self, until: Attempt) -> list[Piece]:
-        """Note that tries are over; return their pieces, which nobody finds any more."""
+        """Note that tries are over; return their pieces, which can no longer be found."""
         self._over = until if self._over is None else max(self._over, until)
         over = [tag for tag in self._pieces if tag.of_try <= until]
         return [self._pieces.pop(tag) for tag in over]
@@ -258,7 +259,7 @@ def remove_orphans(folder: str) -> None:
 
 
 def is_alive(pid: str) -> bool:
-    """Return True unless there is no process of this id on this machine."""
+    """Return True if a process of this id runs on this machine."""
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""Connected TCP sockets that one thread reads, another writes and any may close; and what is raised when they end.
+"""Connected TCP sockets that one thread reads, another writes and any may close; and the errors at their end.
 
-Sockets are non-blocking, and each call waits for itself: a timeout set on the socket would be that of the reader and
-of the writer. A descriptor is closed by the last thread that leaves the stream, never under one that waits in a call:
+Sockets are non-blocking, and each call waits for itself: a timeout set on the socket would be for the reader and the
+writer. A descriptor is closed by the last thread that leaves the stream, never under one that waits in a call:
 its number might belong to another connection by then.
 """
 
@@ -33,7 +33,7 @@ _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class LinkError(StateBackendError, ConnectionError):
-    """There is no connection to a peer: it cannot be reached, is lost, or is not to be talked to."""
+    """A connection to a peer failed: it cannot be reached, is lost, or is not to be talked to."""
 
     default_code = "CLUSTER"
 
@@ -133,7 +133,7 @@ class Stream:
             while (left := deadline - time.monotonic()) > 0 and self.read(dropped, left):
                 pass
         except (LinkError, TimeoutError):
-            pass  # the peer has gone, or stays for ever: both is an end
+            pass  # the peer has gone, or stays forever: both is an end
 
     def close(self) -> None:
         """End the connection and wake whoever waits in it. Idempotent, from any thread; raises nothing."""
@@ -197,7 +197,7 @@ class Stream:
 
 
 def flat(data: BytesLike) -> memoryview:
-    """The bytes of an object as they lie; `TypeError` if they do not lie in one place."""
+    """The bytes of an object as they lie; `TypeError` if they are not in one place."""
     view = memoryview(data)
     # An empty view of several dimensions cannot be cast.
     return view.cast("B") if view.nbytes else memoryview(b"")

@@ -1,14 +1,14 @@
 """Connections between the driver, hosts and tasks: plain TCP, both ends proved, sizes bounded, nothing unpickled.
 
 From the ground up: `streams` are sockets that threads may share, `handshake` is how two ends prove themselves. Here are
-links, which exchange frames, and listeners, which accept links and serve each in a thread of its own. A frame is a
+links, which exchange frames, and listeners, which accept links and serve each in its own thread. A frame is a
 prefix, a header and a body::
 
     "SBF" version | header length, 4 bytes | body length, 8 bytes | header | body
 
 Lengths are big-endian and bounded. The header is a JSON object in ASCII with a string ``op``; the body is bytes, which
-this module never looks into. Memory is taken as bytes come in, not as a prefix announces them. Whoever can reach the
-port can cost a listener ``max_waiting`` threads for ``handshake_timeout`` seconds, and no more.
+this module never looks into. Memory is taken as bytes come in, not as a prefix announces them. A peer that reaches
+the port can cost a listener ``max_waiting`` threads for ``handshake_timeout`` seconds, and no more.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ MAX_BODY: Final = 256 << 20
 _MAGIC = b"SBF" + bytes([VERSION])
 _PREFIX = struct.Struct("!4sIQ")
 
-#: How much is allocated before anything has come; what follows doubles it.
+#: How much is allocated before anything has come; the next doubles it.
 _FIRST_PART = 1 << 20
 
 
 class Message(NamedTuple):
-    """What one frame says."""
+    """The content of one frame."""
 
     #: Always has a string ``op``.
     header: dict[str, Any]
@@ -92,7 +92,7 @@ class Link:
         """Send one frame; return when the system has taken it. Blocks while the peer does not read.
 
         Several buffers are one body, and are not copied. Frames of several threads do not mix: one waits for another.
-        `UsageError`, with nothing sent, if the frame is too large or the header is no JSON. After any other error no
+        `UsageError`, with nothing sent, if the frame is too large or the header is not JSON. After any other error no
         frame follows; if the connection was lost, `receive` still returns what the peer had said before.
         """
         pieces = _frame(op, body, header)
@@ -113,7 +113,7 @@ class Link:
         """Return the next frame. `TimeoutError` if none begins within ``timeout`` seconds; the link is as it was.
 
         `LinkClosed` if the connection has ended, or if the peer stops in the middle of a frame for `STALL` seconds;
-        `WireError` for what is no frame. Both close the link.
+        `WireError` for bytes that are not a frame. Both close the link.
         """
         if not self._receiving.acquire(blocking=False):
             raise UsageError("another thread receives from this link", detail=place(self.peer))
@@ -140,7 +140,7 @@ class Link:
         self._stream.close()
 
     def detach(self) -> int:
-        """Hand the descriptor of the socket over to the caller, for what comes after the last frame."""
+        """Hand the descriptor of the socket over to the caller, for the bytes after the last frame."""
         return self._stream.detach()
 
     def __enter__(self) -> Link:
@@ -152,7 +152,7 @@ class Link:
     def _lengths(self, prefix: memoryview) -> tuple[int, int]:
         magic, header, body = _PREFIX.unpack(prefix)
         if magic != _MAGIC:
-            raise self._garbled("what was received is no frame")
+            raise self._garbled("the received bytes are not a frame")
         if header > MAX_HEADER or body > MAX_BODY:
             raise self._garbled(
                 "a frame is larger than any may be", f"header of {header} bytes, body of {body}"
@@ -166,7 +166,7 @@ class Link:
             # Not chained: the cause holds what was received.
             raise self._garbled("the header of a frame is not JSON", f"{len(data)} bytes") from None
         if not isinstance(header, dict) or not isinstance(header.get("op"), str):
-            raise self._garbled("the header of a frame is no object with an op", f"{len(data)} bytes")
+            raise self._garbled("the header of a frame is not an object with an op", f"{len(data)} bytes")
         return header
 
     def _garbled(self, message: str, detail: str = "") -> WireError:
@@ -221,9 +221,11 @@ def connect(address: tuple[str, int], secret: bytes, *, role: str, timeout: floa
     stream = Stream(connected)
     try:
         if stream.local == stream.peer:
-            # A connection to a port of this machine that nobody listens on may meet itself, if the system gives it
+            # A connection to a port of this machine without a listener may meet itself, if the system gives it
             # that very port to come from.
-            raise LinkError("cannot connect: nobody listens", code="CLUSTER.CONNECT", detail=place(address))
+            raise LinkError(
+                "cannot connect: no listener at the port", code="CLUSTER.CONNECT", detail=place(address)
+            )
         prove_to_peer(stream, secret, role, deadline)
     except BaseException:
         stream.close()
@@ -285,7 +287,7 @@ class Listener:
     Binds the first of ``ports`` that is free; 0 is any. At most ``max_waiting`` connections at once have not proved
     themselves yet, each for ``handshake_timeout`` seconds; others wait with the system until one of these has, or has
     gone. ``address`` is the bound one, and ``refused`` counts the connections that were: without a handshake, with a
-    wrong secret, or for what is no frame.
+    wrong secret, or for bytes that are not a frame.
     """
 
     def __init__(
@@ -326,7 +328,7 @@ class Listener:
                 target=self._accept, name=self._thread_name("accepts"), daemon=True
             )
             self._acceptor.start()
-            #: What the thread that accepts closes at its end; only its waker is closed by others.
+            #: The sockets that the accepting thread closes at its end; only its waker is closed by others.
             self._sockets = made.pop_all()
 
     def __repr__(self) -> str:
@@ -478,7 +480,7 @@ def _bound(bind: str, ports: Sequence[int]) -> socket.socket:
                 raise _cannot_listen(bind, error) from error
             taken = error
         except OverflowError as error:
-            raise UsageError("there is no such port", detail=f"port {port}") from error
+            raise UsageError("the port does not exist", detail=f"port {port}") from error
         else:
             made.setblocking(False)
             return made

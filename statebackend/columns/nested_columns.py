@@ -95,7 +95,8 @@ def _rules(declared: Type, as_python: bool) -> _Rules:
 
 
 def _form(declared: Type, rules: _Rules, limit: int) -> dict[str, Any] | None:
-    """How `SourcePart` and `SinkPart` name a type without parts; None for what is not stored as numbers or bytes.
+    """How `SourcePart` and `SinkPart` name a type without parts; None for types that are not stored as numbers or
+    bytes.
 
     The magnitudes of decimals are below ``limit``.
     """
@@ -175,7 +176,7 @@ def _source(array: pa.Array, declared: Type, rules: _Rules) -> SourcePart | None
 
 
 def _places(array: pa.Array, form: str) -> dict[str, Any]:
-    """Where the values of an array lie, but for its children."""
+    """Where the values of an array lie, except for its children."""
     buffers = array.buffers()
     places: dict[str, Any] = {"origin": array.offset, "first": array.offset}
     if array.null_count:

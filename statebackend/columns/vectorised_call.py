@@ -58,7 +58,7 @@ class VectorisedCall:
     count: int
     #: None: all rows are in the current namespace.
     namespaces: NamespaceColumn | None
-    #: What `_begin` returned: on heap, the time of all rows, or of each.
+    #: The result of `_begin`: on heap, the time of all rows, or of each.
     times: Any
 
     def __len__(self) -> int:
@@ -337,7 +337,7 @@ def _aggregate_plan(aggregate: NamedAggregate) -> AddPlan | None:
 
 
 def operands(values: Any, declared: Type, plan: AddPlan) -> tuple[int, Column]:
-    """Return the number of values, and what the plan adds for each."""
+    """Return the number of values, and the addends of the plan for each."""
     if plan.operation == "count":
         count, nulls = null_column(values, declared)
         return count, Column(None, nulls)

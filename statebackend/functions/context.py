@@ -92,9 +92,9 @@ _IN_PROCESSING_TIME = (
 
 
 def no_output(name: object, outputs: Collection[str]) -> UsageError:
-    """The error for a name that no output has."""
+    """The error for an unknown name of an output."""
     return UsageError(
-        "the job has no output of this name",
+        "the job lacks an output of this name",
         code="USAGE.NO_OUTPUT",
         detail=f"{name!r}; outputs {', '.join(outputs)}",
         hint="name it in schema=, a dict of output to schema",
@@ -155,12 +155,12 @@ class FunctionContext(StateGetters):
         self._planned: PlannedTimes | None = None
         #: The id of the running batch.
         self.batch_id: int = 0
-        #: What is at hand between rows and timers, and for every row of a job without event time.
+        #: The state at hand between rows and timers, and for every row of a job without event time.
         self._nowhere: BatchPosition | NoEventTime = NOWHERE if has_event_time else NoEventTime()
         #: The row or timer at hand: anything with a ``timestamp``.
         self._at: Any = self._nowhere
         self._keys: pa.Array | None = None
-        #: While a batch runs, what takes the rows of each output.
+        #: While a batch runs, the collector of each output.
         self._outputs: Mapping[str, Output] | None = None
         self._descriptors: dict[str, StateDescriptor] = {}
         self._has_event_time = has_event_time
@@ -219,7 +219,7 @@ class FunctionContext(StateGetters):
         """The key column of the batch that a `BatchProcessFunction` works on."""
         if self._keys is None:
             raise usage.no_key(
-                "there is no column of keys here",
+                "the column of keys is missing here",
                 hint="process_batch has one; process_element has ctx.current_key",
             )
         return self._keys
@@ -258,7 +258,7 @@ class FunctionContext(StateGetters):
         outputs = self._outputs
         if outputs is None:
             raise usage.no_batch(
-                "rows are given out while a batch runs", hint="call ctx.output in process_element"
+                "rows are emitted while a batch runs", hint="call ctx.output in process_element"
             )
         output = outputs.get(name)
         if output is None:
@@ -279,7 +279,7 @@ class FunctionContext(StateGetters):
                 raise no_event_time("a time to live in event time", detail=f"state {descriptor.name!r}")
             if not overrides(self.keyed_backend, "begin", "set_event_time"):
                 raise UsageError(
-                    f"{type(self.keyed_backend).__name__} has no time of rows: state would expire by the clock",
+                    f"{type(self.keyed_backend).__name__} lacks event time: state would expire by the clock",
                     code="USAGE.NOT_AVAILABLE",
                     detail=f"state {descriptor.name!r}",
                     hint="use a backend that overrides begin and set_event_time",
@@ -292,7 +292,7 @@ class FunctionContext(StateGetters):
         """Clear a state of the function for all keys, in all namespaces. O(entries).
 
         The handle stays good. A state that the function no longer needs is deleted so: it asks for it in ``open``, then
-        calls this. What it clears is part of the batch, or of the first batch if it is called in ``open``.
+        calls this. The clearing is part of the batch, or of the first batch if it is called in ``open``.
 
         >>> from statebackend.backends import create_backend
         >>> keyed = create_backend("reference").create_keyed_backend(int)

@@ -76,7 +76,7 @@ class FunctionInitializationContext:
     def keyed_state_store(self) -> KeyedStateBackend:
         """The backend that provides keyed states; `UsageError` in a function without keys."""
         if self._keyed_state_store is None:
-            raise usage.no_key("this function has no keys, and so no keyed state")
+            raise usage.no_key("this function lacks keys, and so keyed state")
         return self._keyed_state_store
 
 
@@ -128,13 +128,13 @@ class _KeyedFunction(ProcessFunction, ABC):
     def on_timer(self, timestamp: int, ctx: FunctionContext) -> Iterable[Any] | None:
         """Called for every timer that is due, with its key and namespace current.
 
-        In event time, ``ctx.watermark`` is the one that fires it: what is registered for later is not due yet.
+        In event time, ``ctx.watermark`` is the one that fires it: a timer registered for later is not due yet.
         """
-        raise NotImplementedError(f"{type(self).__qualname__} registers timers and has no on_timer")
+        raise NotImplementedError(f"{type(self).__qualname__} registers timers but lacks on_timer")
 
     def process_broadcast(self, row: Any, ctx: FunctionContext) -> Iterable[Any] | None:
         """Called for every broadcast row, before the other rows of the batch, with no key current."""
-        raise NotImplementedError(f"{type(self).__qualname__} has no process_broadcast")
+        raise NotImplementedError(f"{type(self).__qualname__} lacks process_broadcast")
 
 
 class KeyedProcessFunction(_KeyedFunction):
@@ -211,13 +211,13 @@ class BatchProcessFunction(ProcessFunction, ABC):
         binary for others, with null for ``VOID``; a list of namespaces if they are tuples, or of several sorts. It is
         as the ``namespaces`` of vectorised calls. Called again while timers that it registers are due.
         """
-        raise NotImplementedError(f"{type(self).__qualname__} registers timers and has no on_timers")
+        raise NotImplementedError(f"{type(self).__qualname__} registers timers but lacks on_timers")
 
     def process_broadcast(
         self, batch: pa.RecordBatch, ctx: FunctionContext
     ) -> pa.RecordBatch | Iterable[pa.RecordBatch] | None:
         """Called with the broadcast rows of a batch, if there are any, before `process_batch`."""
-        raise NotImplementedError(f"{type(self).__qualname__} has no process_broadcast")
+        raise NotImplementedError(f"{type(self).__qualname__} lacks process_broadcast")
 
 
 STATE = "state"
@@ -238,7 +238,7 @@ class _WithState(KeyedProcessFunction):
         return f"<{type(self).__name__.strip('_')} of {name}, {self._type!r}>"
 
     def _call(self, row: Any) -> tuple[Any, Any]:
-        """What the function gives for a row: what goes out, and the new state."""
+        """The result of the function for a row: the emitted row and the new state."""
         given: Any = self._function(row, self._state.value())
         if not isinstance(given, tuple) or len(given) != 2:
             what = f"a tuple of {len(given)}" if isinstance(given, tuple) else f"a {type(given).__name__}"

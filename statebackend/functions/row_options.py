@@ -73,7 +73,7 @@ class EventTime:
     before it. With ``"after_batch"``, which all other functions use, they come as they are, and all timers after them.
     A time that is further than ``max_ahead`` ahead of the clock does not move the watermark, and its
     row goes the way of a late one. When no row with a time has come for ``idle_after``, the watermark follows the
-    clock, at a distance of ``idle_after`` and ``watermark_delay``; that is for rows whose times are those of the clock,
+    clock, at a distance of ``idle_after`` and ``watermark_delay``; that is for rows whose times follow the clock,
     and not for a replay of older ones. ``watermark_delay``, ``max_ahead`` and ``idle_after`` are durations:
     milliseconds, a `datetime.timedelta`, or a text such as ``"10 minutes"``.
 

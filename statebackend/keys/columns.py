@@ -52,7 +52,7 @@ def as_columnar(keys: Any, what: str = "keys") -> Columnar:
                 raise SerializationTypeError(f"a {type(keys).__name__} is not a batch of {what}") from None
     if pa.types.is_dictionary(keys.type):
         if isinstance(keys, pa.ChunkedArray):
-            # Each chunk has a dictionary of its own, and Arrow cannot unite those of nested types.
+            # Each chunk has its own dictionary, and Arrow cannot unite dictionaries of nested types.
             plain = [without_dictionary(chunk) for chunk in keys.chunks]
             keys = pa.chunked_array(plain) if plain else pa.array([], keys.type.value_type)
         else:
@@ -371,7 +371,7 @@ def _has_no_offsets(arrow: pa.DataType) -> bool:
 
 
 def _check_offsets(keys: pa.Array) -> None:
-    """Raise unless each value lies in the data: to look at one that does not ends the process."""
+    """Raise unless each value is in the data: to look at one that does not ends the process."""
     bytes_of = {"string": pa.binary(), "large_string": pa.large_binary(), "string_view": pa.binary_view()}
     try:
         keys.view(bytes_of.get(str(keys.type), keys.type)).validate(full=True)

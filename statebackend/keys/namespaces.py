@@ -69,7 +69,7 @@ class TimeWindow:
     def of(
         cls, timestamp: int, size: int | datetime.timedelta, offset: int | datetime.timedelta = 0
     ) -> TimeWindow:
-        """The window of this size that a time lies in; windows begin at multiples of it, plus ``offset``.
+        """The window of this size that a time is in; windows begin at multiples of it, plus ``offset``.
 
         >>> TimeWindow.of(65_000, datetime.timedelta(minutes=1))
         TimeWindow(start=60000, end=120000)
@@ -91,7 +91,7 @@ class TimeWindow:
         slide: int | datetime.timedelta | None = None,
         offset: int | datetime.timedelta = 0,
     ) -> AssignedWindows:
-        """The windows that a column of times lies in: the number of each one's row, and the windows as a column. O(n).
+        """The windows that a column of times is in: the number of each one's row, and the windows as a column. O(n).
 
         Each time is in one window of this size; with ``slide``, in all that begin so far one after the other, the
         earliest first. A null is in none. Times are milliseconds or timestamps.
@@ -188,7 +188,7 @@ def _encode(namespace: Any, out: bytearray, depth: int) -> None:
             data = namespace.encode("utf-8")
         except UnicodeEncodeError as error:
             raise SerializationError(
-                "the namespace has a lone surrogate, which has no UTF-8 form",
+                "the namespace has a lone surrogate, without a UTF-8 form",
                 code="SERIALIZATION.SURROGATE",
                 detail=f"at character {error.start}",
             ) from None
@@ -346,7 +346,7 @@ def _of_windows(windows: pa.Array) -> NamespaceColumn:
     if starts.null_count or ends.null_count:
         unknown = pc.or_(starts.is_null(), ends.is_null())
         if pc.any(unknown if missing is None else pc.and_not(unknown, missing)).as_py():
-            raise SerializationError("a window has no start, or no end", code="SERIALIZATION.NAMESPACE")
+            raise SerializationError("a window lacks a start or an end", code="SERIALIZATION.NAMESPACE")
     if missing is not None:
         starts, ends = pc.if_else(missing, None, starts), pc.if_else(missing, 0, ends)
     numbers, first = numbers_of(starts)
@@ -382,7 +382,7 @@ def _milliseconds(bounds: pa.Array) -> pa.Array:
         return bounds.cast(pa.int64())
     except pa.ArrowInvalid:
         raise SerializationError(
-            "the bounds of a window are no whole milliseconds", code="SERIALIZATION.NAMESPACE"
+            "the bounds of a window are not whole milliseconds", code="SERIALIZATION.NAMESPACE"
         ) from None
 
 

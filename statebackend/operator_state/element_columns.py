@@ -108,7 +108,7 @@ class ElementBytes:
         self._decode: Callable[[bytes], Any] = codec.decode if codec.is_compiled else self._deserialize
 
     def of(self, value: Any) -> bytes:
-        """The bytes of a value. O(bytes). Errors are those of the serializer."""
+        """The bytes of a value. O(bytes). Errors are the serializer's."""
         stored = None if self._encode is None else self._encode(value)
         return self._serialize(value) if stored is None else stored
 
@@ -139,7 +139,7 @@ class CanonicalKeys:
         self._decode: Callable[[Any], Any] = codec.decode_key if codec.is_compiled else self.encoder.decode
 
     def of(self, key: Any) -> Any:
-        """The canonical form of a key. O(bytes). Errors are those of the encoder."""
+        """The canonical form of a key. O(bytes). Errors are the encoder's."""
         canonical = None if self._encode is None else self._encode(key)
         return self.encoder.encode(key) if canonical is None else canonical
 

@@ -72,7 +72,7 @@ class OperatorStateBackend:
         self._states: dict[str, OperatorListState | BroadcastState] = {}
         #: The restored states that are not declared yet; their parts never change.
         self._undeclared = _restored(restore, subtask_index, parallelism)
-        #: The time of the restored batch; the backend has no clock of its own.
+        #: The time of the restored batch; the backend itself lacks a clock.
         self._restored_now = _restored_now(restore)
         #: The newest committed snapshot, and those after it that may still be committed.
         self._taken: list[OperatorSnapshot] = []
@@ -145,7 +145,7 @@ class OperatorStateBackend:
             )
         if descriptor.ttl_config is not None:
             raise usage.ttl(
-                "operator state has no time to live", detail=f"operator state {descriptor.name!r}"
+                "operator state does not support TTL", detail=f"operator state {descriptor.name!r}"
             )
         state = self._states.get(descriptor.name)
         if state is not None:

@@ -1,4 +1,4 @@
-"""Operator state in files: the view of one moment, what a checkpoint or savepoint has of it, and reading that.
+"""Operator state in files: the view of one moment, its part of a checkpoint or savepoint, and its readers.
 
 A restore first settles the share of the instance, then reads only that. `redistribute` deals the state of the old
 instances out to the new ones.
@@ -41,7 +41,7 @@ SPLIT, UNION, BROADCAST = "split", "union", "broadcast"
 
 
 def redistribute(snapshots: Sequence[Mapping[str, Any]], new_parallelism: int) -> list[OperatorContents]:
-    """The contents of ``new_parallelism`` instances, from those of the old ones, in order. O(elements).
+    """The contents of ``new_parallelism`` instances, from the old ones, in order. O(elements).
 
     *Split* states stay as they are if the number of instances does. Otherwise the elements of all old instances are
     concatenated and cut into even runs. The runs that are longer by one go to consecutive instances; for each state, in

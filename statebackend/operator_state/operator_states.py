@@ -76,7 +76,7 @@ class OperatorListState(ListState[T]):
         """The list as it is now, which no longer changes. O(1)."""
         viewed = self._elements.copied_from
         if viewed is not None and len(viewed) == len(self._elements):
-            self._elements = viewed  # all changes were taken back: it is the same list for a snapshot, too
+            self._elements = viewed  # all changes were undone: it is the same list for a snapshot too
         self._elements.is_viewed, self._elements.copied_from = True, None
         return StateView(self.mode, self.descriptor.config()["types"], self._elements)
 
@@ -297,7 +297,7 @@ class ReadOnlyBroadcastState(Subscriptable, Generic[K, V]):
         return entries.each(lambda key, data: (entries.keys.key(key), entries.value_of(data)))
 
     def is_empty(self) -> bool:
-        """Return True if there is no entry."""
+        """Return True without entries."""
         self._entries.backend.check_open()
         return not self._entries.by_key
 

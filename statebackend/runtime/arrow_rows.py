@@ -33,7 +33,7 @@ from statebackend.types import (
 )
 
 T = TypeVar("T")
-#: What per-record functions see: a named tuple, made by `row_class`.
+#: The rows of per-record functions: a named tuple, made by `row_class`.
 Row: TypeAlias = tuple[object, ...]
 
 #: The codecs of columns whose values are made from Arrow's buffers, when their row is.
@@ -53,7 +53,8 @@ def rows_of(table: pa.Table) -> Iterator[Row]:
 
 
 def row_maker(batch: pa.RecordBatch) -> RowMaker:
-    """What makes the rows of a record batch, each when it is asked for. What no buffer shows is converted here."""
+    """What makes the rows of a record batch, each when it is asked for. Values outside of buffers are converted
+    here."""
 
     def unreadable(at: int) -> SerializationError:
         return _unreadable(batch.schema.names[at], batch.schema.types[at])
@@ -183,7 +184,7 @@ class OutputSchema:
         declared = of(schema)
         if not isinstance(declared, RowType):
             raise usage.schema(
-                "a schema is that of rows",
+                "expected a schema of rows",
                 detail=repr(declared),
                 hint='write for example "user bigint, n int"',
             )
@@ -256,7 +257,7 @@ class OutputSchema:
         return self._checked(name, kind, values)
 
     def _checked(self, name: str, kind: Type, values: list[object]) -> pa.Array | pa.ChunkedArray:
-        if kind.layout.family == "time":  # pandas and numpy have a time of their own for none
+        if kind.layout.family == "time":  # pandas and numpy have their own time for none
             values = [None if is_not_a_time(value) else value for value in values]
         try:
             check_values(values, kind, nullable=True)
@@ -272,7 +273,7 @@ class OutputSchema:
         """The table with the columns and types of the schema, in its order; raises if something would be lost."""
         if sorted(table.column_names) != sorted(self._names):
             raise SerializationTypeError(
-                "the columns of the output are not those of the schema",
+                "the columns of the output differ from the schema",
                 code="SERIALIZATION.OUTPUT",
                 detail=f"columns {', '.join(table.column_names)}; schema {', '.join(self._names)}",
                 hint="return a table with the columns of schema=, or change schema=",
@@ -316,7 +317,7 @@ def _is_written(kind: Type) -> bool:
 
 
 def _written(kind: Type, taken: tuple[bytes, bytes | None, bytes]) -> pa.Array:
-    """The column of what a `RowWriter` gave."""
+    """The column of results of a `RowWriter` gave."""
     valid, ends, data = taken
     there = np.frombuffer(valid, np.bool_)
     values = np.frombuffer(data, np.uint8)

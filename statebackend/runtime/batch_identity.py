@@ -1,19 +1,19 @@
-"""The origin of a committed batch. A number is no identity, so the manifest also records which rows the batch had.
+"""The origin of a committed batch. A number is not an identity, so the manifest also records which rows the batch had.
 
 The manifest stores it as its ``batch``. Where the engine's plan does not tell the rows, a digest does: two batches with
 the same digest have the same rows, in any order. Each row has two hashes of 64 bits, and the digest is the sum of each
-over all rows, modulo 2**64. A row's content is that of its columns, each with its name, place and type:
+over all rows, modulo 2**64. A row's content is its columns, each with its name, place and type:
 
 * The layout in Arrow plays no part: chunks, slices, dictionaries, large and view types, bytes under a null.
-* A null is no value: neither 0 nor an empty string. A struct of nulls is no null.
+* A null is not a value: neither 0 nor an empty string. A struct of nulls is not a null.
 * Floats are the same if their bits are: -0.0 is not 0.0. Every NaN is the same.
 * A timestamp with a time zone is its instant, in any zone. One without a zone has another type.
 * Lists have an order; the entries of a map have none. Decimals of one scale are the same at any precision.
-* Types matter: an int of 32 bits is not one of 64. Names matter, also those of struct fields. The names of list
+* Types matter: an int of 32 bits is not one of 64. Names matter, also in struct fields. The names of list
   elements, nullability and metadata do not.
 
-Manifests store digests, so the algorithm never changes. Digests tell batches apart; they do not resist somebody who
-searches for two batches with the same one. A batch without rows has a digest of zeros, whatever its columns.
+Manifests store digests, so the algorithm never changes. Digests tell batches apart; they do not resist a search
+for two batches with the same one. A batch without rows has a digest of zeros, with any columns.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 def rows_digest(table: pa.Table) -> str:
-    """The digest of all rows, 32 hexadecimal digits. O(bytes); needs a few hundred kilobytes beside the table."""
+    """The digest of all rows, 32 hexadecimal digits. O(bytes); needs a few hundred kilobytes next to the table."""
     columns = _Columns()
     first = second = 0
     for batch in table.to_batches(max_chunksize=_PIECE):
@@ -62,7 +62,7 @@ def rows_digest(table: pa.Table) -> str:
 
 
 def merged_digest(digests: Iterable[str]) -> str:
-    """The digest of all rows of several tables, given that of each."""
+    """The digest of all rows of several tables, given each digest."""
     lanes = [0, 0]
     for digest in digests:
         lanes = [(lanes[0] + int(digest[:16], 16)) & _MASK, (lanes[1] + int(digest[16:], 16)) & _MASK]
@@ -186,7 +186,7 @@ def _items(column: pa.Array, which: int, kind: type[T] | np.dtype[T], count: int
 def _elements(column: pa.Array) -> tuple[_Offsets, pa.Array]:
     """The elements from the first list's on, and the start and end of each list, counted from any origin."""
     kind, count = column.type, len(column)
-    if _is_list_view(kind):  # its lists may lie in any order
+    if _is_list_view(kind):  # its lists may be in any order
         lengths = pc.fill_null(column.value_lengths(), 0).to_numpy()
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)]), column.flatten()
     if pa.types.is_fixed_size_list(kind):
@@ -271,7 +271,7 @@ def _seeds(path: _Path) -> tuple[int, int]:
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
 
-#: What tells the rows of a batch from others, as `plan_identity` or `rows_identity` gives it.
+#: The identity of the rows of a batch, as `plan_identity` or `rows_identity` gives it.
 Identity: TypeAlias = dict[str, Json]
 
 _TEXTS = ("incarnation", "stream", "location", "time")
@@ -280,7 +280,7 @@ _MEMBERS = {"plan": {"kind", "time", "offsets"}, "rows": {"kind", "rows", "diges
 
 
 class BatchSource(NamedTuple):
-    """A batch to come: how to get its rows, and what is known of it before that."""
+    """A batch to come: how to get its rows, and the facts known before."""
 
     #: All at once, or a piece at a time.
     read: Callable[[], pa.Table | ChunkedRows]
@@ -289,7 +289,7 @@ class BatchSource(NamedTuple):
     #: Makes the engine compute the batch and throw the rows away, so that state in the engine's own plan moves on;
     #: `read` does so too.
     execute: Callable[[], None] | None = None
-    #: Where an execution that does not bring the rows here takes them from: what the engine calls a batch.
+    #: Where an execution that does not bring the rows here takes them from: the engine's batch.
     source: Any = None
     #: Finds the identity of the batch by its rows without bringing them here; None: by those that `read` gives.
     identify: Callable[[], Identity] | None = None
@@ -313,9 +313,9 @@ class BatchRecord(NamedTuple):
     stream: str | None = None
     #: The folder in which the engine keeps its place in the stream: Spark's checkpointLocation.
     location: str | None = None
-    #: What told the time: ``"clock"``, or ``"rows"`` as well.
+    #: The origin of the time: ``"clock"``, or ``"rows"`` as well.
     time: str | None = None
-    #: What the batch becomes in the sink of each output, by the name of the output, for somebody who looks for it.
+    #: The target of the batch in the sink of each output, by the name of the output, for later searches.
     targets: dict[str, str] | None = None
     #: When rows with a time last came, by the clock, in milliseconds; None if the job does not ask.
     rows_at: int | None = None
@@ -359,7 +359,7 @@ def _is_understood(found: object) -> bool:
 def plan_identity(time: int, offsets: list[Json]) -> Identity:
     """The identity of a batch by its engine's plan: the end of each source, and the time of that decision.
 
-    The time distinguishes plans with equal offsets: Spark's file source only numbers the entries of its own log.
+    The time distinguishes plans with equal offsets: Spark's file source only numbers its own entries log.
     """
     return {"kind": "plan", "time": time, "offsets": offsets}
 

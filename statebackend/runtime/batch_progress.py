@@ -11,9 +11,9 @@ from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 
-#: What JSON holds.
+#: Values of JSON.
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
-#: Figures, names and lists of them, as a backend or a manifest has them: what each is depends on its name.
+#: Figures, names and lists of them, as a backend or a manifest has them: the name of each says its meaning.
 Figures: TypeAlias = dict[str, Any]
 
 
@@ -52,17 +52,17 @@ def sizes(metrics: Figures) -> dict[str, int]:
     {'numRowsTotal': 2, 'memoryUsedBytes': 5010}
     """
     rows = metrics.get("rows", metrics["entries"])
-    if "memory" in metrics:  # of a database: its cache holds the write buffers, too
+    if "memory" in metrics:  # of a database: its cache holds the write buffers too
         parts = metrics["memory"]
         return {"numRowsTotal": rows, "memoryUsedBytes": parts["cache"] + parts["table_readers"]}
-    # Runs hold entries and small values; what is used outside of extents are large values and directories.
+    # Runs hold entries and small values; large values and directories are outside of extents.
     outside = metrics.get("used_bytes", 0) - metrics.get("extent_bytes", 0)
     memory = metrics.get("run_bytes", 0) + max(0, outside)
     return {"numRowsTotal": rows, "memoryUsedBytes": memory}
 
 
 def storable(figures: Mapping[str, object]) -> Figures:
-    """Convert figures to what JSON holds: Python's own numbers, and None for what JSON cannot express.
+    """Convert figures to JSON: Python's numbers, and None for values that JSON cannot express.
 
     A backend of another package may count in any type, and no commit may fail because of that.
 

@@ -1,7 +1,7 @@
 """Prepares a batch for the function: splits off broadcast rows, finds the time of each row, sorts, extracts the keys.
 
-A batch whose rows are not in memory at once comes a piece at a time, and means the same as in one piece. What a
-function may see of the whole batch is found before: the watermark after it, and keys that are null. The rest is done
+A batch whose rows are not in memory at once comes a piece at a time, and means the same as in one piece. Facts
+about the whole batch are found before: the watermark after it, and keys that are null. The rest is done
 for each piece as for a whole batch.
 """
 
@@ -35,7 +35,7 @@ class Batch:
     """The rows of one batch of a job. Finds everything that can be wrong with them before any state is touched.
 
     ``watermark`` is that before the batch, ``clock`` what the clock tells, and ``idle`` the watermark if no row tells.
-    ``survey`` is that of a larger batch which the table is a piece of. Rows that are ``in_order`` are not sorted.
+    ``survey`` belongs to a larger batch, of which the table is a piece. Rows that are ``in_order`` are not sorted.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ def late_rows(late: int, ahead: int) -> UsageError:
         "rows of the batch are late",
         code="USAGE.LATE_ROWS",
         detail=f"{late:,} rows are late, {ahead:,} are too far ahead of the clock, late='fail'",
-        hint="EventTime(..., late=) takes 'keep', 'drop' or sb.to_output(name), too",
+        hint="EventTime(..., late=) also takes 'keep', 'drop' or sb.to_output(name)",
     )
 
 

@@ -81,7 +81,7 @@ class RowTimes:
 
     @property
     def by(self) -> NDArray[np.int64]:
-        """The time that state goes by for each row: its own, or the watermark after the batch if it has none."""
+        """The time that state uses for each row: its own, or the watermark after the batch if it has none."""
         after = NO_TIME if self.after is None else self.after
         return np.where(self.is_null | self.is_ahead, after, self.own)
 

@@ -1,7 +1,7 @@
 """The execution of batches: where a job's function and its state are, and how rows get there.
 
-`LocalExecution` has them in this process: one task, the files of its state, and those of its output. `BatchTime` tells
-the times of a batch: the clock's, and the watermark of its rows. Neither is ever before that of the batch before.
+`LocalExecution` has them in this process: one task, the files of its state, and its output files. `BatchTime` tells
+the times of a batch: the clock's, and the watermark of its rows. Neither is ever before the previous batch's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CheckpointTimes(NamedTuple):
 
     now: int | None = None
     watermark: int | None = None
-    #: When rows with a time last came, by the clock; None where nobody asks for it.
+    #: When rows with a time last came, by the clock; None if it is not needed.
     rows_at: int | None = None
 
 
@@ -44,7 +44,7 @@ class BatchTimes(NamedTuple):
     """The times of a batch that begins."""
 
     now: int
-    #: What the clock says, which may have been set back.
+    #: The clock's reading, which may have been set back.
     clock: int
     #: The watermark before it; None before any row that told a time.
     watermark: int | None
@@ -62,7 +62,7 @@ class BatchTime:
         self._store = store
         self._clock = clocks.checked_clock(clock)
         self._told_behind = False
-        #: The times of the newest committed batch, or of what the job began with.
+        #: The times of the newest committed batch, or of the start of the job.
         self.committed = CheckpointTimes()
 
     def begin_with(self, source: Checkpoint | Savepoint | None) -> None:
@@ -76,7 +76,7 @@ class BatchTime:
             _log.warning(
                 "event_time= is turned on for a job with processing time: its states and timers in processing time "
                 "go on by the clock. A state whose time to live is changed to event time keeps its timestamps, which "
-                "are the clock's: if the rows are of another time, give it another name, so that it begins anew"
+                "are the clock's: if the rows are of another time, give it another name, so that it begins again"
             )
 
     def begin(
@@ -101,7 +101,7 @@ class BatchTime:
     def after(self, begun: BatchTimes, times: RowTimes | None) -> CheckpointTimes:
         """The times to commit with a batch whose rows had these times."""
         if times is None:
-            # A job that goes by the clock alone keeps the watermark, should it get event time again.
+            # A job that uses the clock alone keeps the watermark, should it get event time again.
             return CheckpointTimes(begun.now, begun.watermark)
         rows_at = None
         if self._job.event_time is not None and self._job.event_time.idle_after is not None:
@@ -157,10 +157,10 @@ class BatchResult(NamedTuple):
 
 
 class CommitRequest(NamedTuple):
-    """What there is to commit of a batch that has run."""
+    """The result of a batch, to be committed."""
 
     ran: BatchResult
-    #: What tells its rows from others.
+    #: The identity of its rows.
     identity: Identity
     #: The watermarks before and after it; None in a job without event time.
     times: RowTimes | None
@@ -263,7 +263,7 @@ class LocalExecution(Execution):
             self.task.undo()
             files.abandon()
             for each in pending:
-                each.abort()  # waits, so that what is still being written is gone when the error leaves
+                each.abort()  # waits, so that unfinished files are gone when the error leaves
             self._store.abort(batch_id)
             raise
 
@@ -279,10 +279,10 @@ class LocalExecution(Execution):
         for name, count in rows.items():
             if count and name not in self._delivered:
                 raise UsageError(
-                    "the function gave rows, and there is no sink for them",
+                    "the function gave rows, but the job has none for them",
                     code="USAGE.NO_SINK",
                     detail=f"batch {batch_id}, {count} rows, output {name!r}",
-                    hint="pass sink=, with one for each output, or give out no rows",
+                    hint="pass sink=, with one for each output, or emit no rows",
                 )
 
     def _figures(

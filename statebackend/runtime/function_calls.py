@@ -3,8 +3,8 @@
 A `FunctionCalls` object is made for each batch. `run` brings the rows of the batch to the function, then `fire_all` its
 timers.
 
-In a job with ``on_error="route"``, what a failed call did is taken back, and its row goes to an output. An exit, such
-as `SystemExit`, `KeyboardInterrupt` or `asyncio.CancelledError`, is no `Exception` and ends the batch.
+In a job with ``on_error="route"``, the changes of a failed call are undone, and its row goes to an output. An exit,
+such as `SystemExit`, `KeyboardInterrupt` or `asyncio.CancelledError`, is no `Exception` and ends the batch.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ def summary(error: BaseException) -> str:
 
 
 def text_of(error: object) -> str:
-    """The text of an error, whose class is the user's and may fail at that, too."""
+    """The text of an error, whose class is the user's and may fail at that too."""
     try:
-        # PySpark sends it to the JVM in UTF-8, which has no lone surrogates.
+        # PySpark sends it to the JVM in UTF-8, which excludes lone surrogates.
         return str(error).encode("utf-8", "backslashreplace").decode("utf-8")
     except BaseException as other:  # noqa: BLE001 - any: another error is to be told
         return f"its text cannot be had: {type(other).__name__}"
 
 
-#: What is not the fault of a row: these fail the batch.
+#: Errors that are not a row's fault: these fail the batch.
 _NOT_OF_A_ROW = (
     MemoryError,
     MemoryLimitError,
@@ -97,7 +97,7 @@ def described(error: Exception) -> tuple[str, str | None]:
 class FailedRows:
     """A mark for each row: `begin` before its call, then `passed` or `failed`.
 
-    What a failed call has changed in keyed and operator state, given out or registered is taken back.
+    What a failed call has changed in keyed and operator state, returned or registered is undone.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class FailedRows:
         self.counts[name] += 1
 
     def take_back(self) -> None:
-        """Return state, timers and outputs to what they were at `begin`."""
+        """Return state, timers and outputs to their state at `begin`."""
         assert self._marks is not None
         keyed, operator = self._marks
         self._keyed.rollback(keyed)
@@ -333,7 +333,7 @@ class _KeyedCalls(FunctionCalls):
     def fire(self, domain: str, until: int) -> None:
         """Fire the timers of a domain that are due.
 
-        In event time, states go by the time of the timer meanwhile, and the watermark is the one that fires it: a timer
+        In event time, states use the time of the timer meanwhile, and the watermark is the one that fires it: a timer
         that is registered for later than that is not due yet.
         """
         context, timers, before = self.context, self.keyed.timers, self.context.watermark
@@ -384,7 +384,7 @@ class RowCalls(_KeyedCalls):
         """Make ``here`` the row at hand; return what fires the timers that are due before it, if they come in order.
 
         All rows are in the order of their times, so that the timers of other keys that are due by this row's time are
-        due before all their rows to come, too.
+        due before all their rows to come too.
         """
         self.context._at = here
         event_time = self.job.event_time
@@ -449,7 +449,7 @@ def _parts(batch: Batch) -> Iterator[tuple[pa.RecordBatch, TimesOfRows | None]]:
 
 
 def _by_key(canonical: Any) -> tuple[pa.Array, list[int]]:
-    """The numbers of the rows, those of each key together, keys in the order of their first rows; where each key ends.
+    """The numbers of the rows, each key's together, keys in the order of their first rows; where each key ends.
 
     >>> order, ends = _by_key(np.array([7, 3, 7]))
     >>> order.tolist(), ends

@@ -82,7 +82,7 @@ _METHODS = (
     "on_timer",
     "on_timers",
 )
-#: The columns of the output of rows whose call has failed, beside those of the rows.
+#: The columns of the output of rows whose call has failed, next to the columns of the rows.
 ERROR_COLUMNS = ("error_class", "error_code")
 
 
@@ -117,7 +117,7 @@ class Job:
         names = _names(key, "key")
         #: The column of the key, or the columns of a composite one.
         self.key: str | tuple[str, ...] = key if isinstance(key, str) else names
-        #: The outputs by name, with what each takes; None: rows of any kind, as they are. The first is the main one.
+        #: The outputs by name, with its schema; None: rows of any kind, as they are. The first is the main one.
         self.outputs: dict[str, OutputSchema | None] = _outputs(
             getattr(function, "output_schema", None) if schema is None else schema
         )
@@ -220,7 +220,7 @@ class Job:
         return made  # type: ignore[no-any-return]
 
     def check_broadcast(self) -> None:
-        """Raise if broadcast rows are to come to a function that has no method for them."""
+        """Raise if broadcast rows are to come to a function that lacks a method for them."""
         method: Any = self.function.process_broadcast  # type: ignore[attr-defined]
         own = getattr(method, "__func__", method)
         if self.broadcast is not None and own in (each.process_broadcast for each in _FUNCTIONS):
@@ -288,7 +288,7 @@ class Job:
         """Raise unless ``names`` contains the name."""
         if name not in names:
             raise UsageError(
-                f"the batch has no column {name!r}",
+                f"the batch lacks the column {name!r}",
                 code="USAGE.NO_COLUMN",
                 detail=f"columns {', '.join(names)}",
             )
@@ -298,7 +298,7 @@ def _outputs(schema: object) -> dict[str, OutputSchema | None]:
     by_name = schema if isinstance(schema, Mapping) else {MAIN_OUTPUT: schema}
     if not by_name or not all(isinstance(name, str) and name for name in by_name):
         raise usage.schema(
-            "schema is that of the rows out, or a dict of output to schema",
+            "schema is the schema of emitted rows, or a dict of output to schema",
             hint='write for example {"totals": "user string, total bigint", "late": "user string"}',
         )
     return {name: None if each is None else OutputSchema(each) for name, each in by_name.items()}
@@ -326,7 +326,8 @@ def _column(name: object, what: str) -> str | None:
 
 
 def _check_methods(function: object) -> None:
-    """Raise if a method of the function would do nothing when it is called: it gives what nobody waits for."""
+    """Raise if a method of the function would do nothing when it is called: it returns an awaitable that is never
+    awaited."""
     for name in _METHODS:
         if inspect.iscoroutinefunction(method := getattr(function, name, None)) or inspect.isasyncgenfunction(
             method

@@ -1,4 +1,4 @@
-"""The output of a batch: what the function gives out, and files of the checkpoint, verified before use.
+"""The output of a batch: the function's rows, and files of the checkpoint, verified before use.
 
 Rows may be in partitions: one for each of the values of some columns, named as the folders of a partitioned table are.
 Spark, Hive, Arrow and DuckDB take the columns from the names of the folders, so the files do not have them.
@@ -56,7 +56,7 @@ class CommittedBatch(NamedTuple):
         except CorruptCheckpointError as error:
             error.hint = (
                 "bring the file back from a copy of the store; or take the batch back with sb.tools.rewind, so that it "
-                "runs anew"
+                "runs again"
             )
             raise
 
@@ -128,7 +128,7 @@ class OutputFiles:
         return {name: [files[each].finish() for each in sorted(files)] for name, files in self._files.items()}
 
     def abandon(self) -> None:
-        """Write no more; whoever has made the writer removes the files."""
+        """Write no more; the maker of the writer removes the files."""
         for files in self._files.values():
             for file in files.values():
                 file.abandon()
@@ -234,7 +234,7 @@ def check_deliverable(
     for name in committed.outputs:
         if name in schemas and (schemas[name] is None or name not in delivered):
             raise UsageError(
-                "the newest batch has output that is still to be delivered, and there is no sink for it",
+                "the newest batch has output that is still to be delivered, but its sink is missing",
                 code="USAGE.NO_SINK",
                 detail=_which(committed, name),
                 hint="run the query with its sink until this batch is done, then take the sink and its output away",
@@ -252,7 +252,7 @@ def check_deliverable(
                     code="USAGE.OTHER_SCHEMA",
                     detail=f"{_which(committed, name)}; committed as {', '.join(map(str, written))}; {now}",
                     hint="run the query with the old schema until this batch is done, then change it; or take the "
-                    "batch back with sb.tools.rewind, so that it runs anew",
+                    "batch back with sb.tools.rewind, so that it runs again",
                 )
 
 
@@ -307,7 +307,7 @@ def _leaves(path: str, kind: pa.DataType) -> list[str]:
     return [leaf for name, each in within.items() for leaf in _leaves(f"{path}.{name}", each)]
 
 
-#: What a batch gave to each output: a table if the job has a schema, else rows as the function gave them.
+#: The rows of each output of a batch: a table if the job has a schema, else rows as the function gave them.
 Result: TypeAlias = dict[str, pa.Table | list[object]]
 
 #: Rows go to Arrow in pieces of at least this many.
@@ -320,7 +320,7 @@ class _OutputRows:
     __slots__ = ("_parts", "_where", "_writer", "output", "schema")
 
     def __init__(self, where: str | None, schema: OutputSchema | None) -> None:
-        #: What an error says of the place; None if there is no other output.
+        #: The place in errors; None for a single output.
         self._where = where
         self.schema = schema
         self._writer = None if schema is None else schema.writer()
@@ -328,7 +328,7 @@ class _OutputRows:
         self._parts: list[pa.Table] = []
 
     def settle(self) -> None:
-        """Bring what has come to Arrow, if it is much."""
+        """Convert waiting rows to Arrow, if they are many."""
         if self._writer is not None and self._writer.count >= _PIECE:
             self._finish_part()
 
@@ -385,7 +385,7 @@ class BatchOutput:
         self.settle()
 
     def settle(self) -> None:
-        """Bring what has come to Arrow, if it is much."""
+        """Convert waiting rows to Arrow, if they are many."""
         for name, collected in self._all.items():
             collected.settle()
             if self._files is not None:
@@ -449,9 +449,9 @@ def _iterable(given: object, refused: type, hint: str) -> Iterable[object]:
 _MEMBER = b"statebackend.partition"
 #: And which types the columns have that name it, which readers guess.
 _TYPES = b"statebackend.partition_types"
-#: What Hive calls null; and the empty text, which a folder cannot be named after.
+#: Hive's name for null; and the empty text, which a folder cannot be named after.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-#: What the name of a folder cannot have as it is, for Spark.
+#: Characters that a folder's name must escape, for Spark.
 _ESCAPED = {chr(code) for code in range(0x20)} | set("\"#%'*/:=?\\\x7f{[]^")
 
 

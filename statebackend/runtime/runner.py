@@ -44,12 +44,12 @@ def gap(batch_id: int, last: int | None, uri: str, first_batch: int | None = Non
     """
     anew = f"sb.tools.reset(store, first_batch={batch_id}) goes on without the old state"
     if last is None:
-        wanted = f"the job is to begin with batch {first_batch}" if first_batch else "there is no state"
+        wanted = f"the job is to begin with batch {first_batch}" if first_batch else "no state found"
         return BatchGapError(
             f"the stream is at batch {batch_id}, and {wanted}",
             code="BATCH_GAP.NO_STATE",
             detail=uri,
-            hint="state was removed, or its path changed: give the right state=; or begin the query anew with a new "
+            hint="state was removed, or its path changed: give the right state=; or begin the query again with a new "
             f"checkpointLocation; or begin a new store with the state of all rows before batch {batch_id}: "
             f"start=sb.spark.StartFrom(source, first_batch={batch_id}); {anew}",
         )
@@ -83,7 +83,7 @@ def other_rows(
         back += "it then runs with the new rows"
     else:
         back = (
-            f"bring checkpoint {batch_id - 1}, which is not retained, back from a copy of the store; or begin anew, "
+            f"bring checkpoint {batch_id - 1}, which is not retained, back from a copy of the store; or begin again, "
             "with a new state= and a new checkpointLocation"
         )
     if now is None:
@@ -104,11 +104,11 @@ def other_rows(
 def other_stream(batch_id: int, uri: str, then: str | None, now: str | None) -> BatchGapError:
     """The error for a batch with the right number that another stream planned, at another checkpointLocation."""
     return BatchGapError(
-        f"batch {batch_id} is that of another stream than what is committed",
+        f"batch {batch_id} is of another stream than the committed batch",
         code="BATCH_GAP.OTHER_ROWS",
-        detail=f"{uri}; checkpointLocation of what is committed: {then}; of this batch: {now}",
+        detail=f"{uri}; checkpointLocation of the committed batch: {then}; of this batch: {now}",
         hint="the query has the uid= of another one, and its own id and checkpointLocation: bring its "
-        "checkpointLocation back; or give it a uid and a store of its own (start=sb.spark.StartFrom(...) lets it "
+        "checkpointLocation back; or give it a uid and its own store (start=sb.spark.StartFrom(...) lets it "
         "begin with the state of this one); or begin with no state: "
         "sb.tools.rewind(store, to=None, checkpoint_location=None)",
     )
@@ -165,14 +165,14 @@ def check_start(
 class Runner:
     """Runs the batches of one query, and is the only one to write into its store.
 
-    ``query`` names the query that owns the store; ``stream`` is the engine's own id of what is streamed, and
+    ``query`` names the query that owns the store; ``stream`` is the engine's id of the stream, and
     ``location`` where it keeps its place in that. Manifests have the ``name`` that the engine shows for it.
     ``delivered`` names the outputs that have a sink, with the columns that cut each into files; None: all have, whole.
     ``target_of`` is given the name of an output, the batch and the incarnation, and says what the batch becomes in the
     sink of that: the manifest keeps it.
-    ``execution`` makes what runs batches, from what `LocalExecution` takes.
+    ``execution`` makes the execution from the value that `LocalExecution` takes.
     ``start`` says how a new store begins; by default with no state, at batch 0.
-    Any error of a commit closes it, because memory may then differ from what is committed.
+    Any error of a commit closes it, because memory may then differ from the committed state.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Runner:
         self._execution: Execution | None = None
         self._time = BatchTime(job, clock, store)
         self._newest: Checkpoint | None = None
-        #: What the newest checkpoint says of its batch.
+        #: The newest checkpoint's record of its batch.
         self._origin = BatchRecord()
         self._open_store(query)
         try:
@@ -265,7 +265,7 @@ class Runner:
                     incoming.synced()
             committed = self._commit(batch_id, outcome.ran, times, outcome.identity, watch)
         except BaseException:
-            # Whether it is there may not be known: the next batch looks, and begins from what it finds.
+            # Whether it is there may not be known: the next batch looks, and begins from the checkpoint found.
             self.close()
             raise
         self._time.committed = times

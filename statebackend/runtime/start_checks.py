@@ -1,4 +1,4 @@
-"""Checks on the beginning of a job: what it may begin with, and what it must not."""
+"""Checks on the beginning of a job: its allowed and forbidden sources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TIMERS = f"{RESERVED}timers."
 
 
 def check_name(name: object) -> None:
-    """Raise unless a state of this name can be dropped from what has it."""
+    """Raise unless a state of this name can be dropped from its source."""
     if not isinstance(name, str):
         raise usage.name(f"the name of a state is a str, not a {type(name).__name__}")
     if name.startswith(_TIMERS):
@@ -65,7 +65,7 @@ def _named(saved: Checkpoint | Savepoint) -> list[tuple[str, str]]:
 def no_state(name: str, known: Iterable[str], where: str) -> UsageError:
     """The error for a state that a checkpoint or savepoint does not have."""
     return UsageError(
-        f"there is no state {name!r}",
+        f"state {name!r} not found",
         code="USAGE.NO_STATE",
         detail=where,
         hint=f"there are: {', '.join(map(repr, sorted(set(known)))) or 'none'}",
@@ -81,7 +81,7 @@ def ambiguous(name: str, where: str) -> UsageError:
     )
 
 
-#: What a job may begin with: a checkpoint, a store, a savepoint, or the path or uri of a store or a savepoint.
+#: The sources of a job: a checkpoint, a store, a savepoint, or the path or uri of a store or a savepoint.
 Beginning: TypeAlias = Checkpoint | CheckpointReader | Savepoint | str | os.PathLike[str]
 
 
@@ -97,7 +97,7 @@ class StartFrom:
 
     The store begins with the state of ``source``: a savepoint, another store, or one of its checkpoints. The query
     begins with batch 0 or, in a running stream, with ``first_batch``. ``source`` then holds all rows before that batch.
-    Once a batch is committed, or after a reset, the option has no effect.
+    Once a batch is committed, or after a reset, the option is ignored.
 
     >>> StartFrom("backups/2024-03-01", first_batch=57)
     StartFrom('backups/2024-03-01', first_batch=57)
@@ -126,7 +126,7 @@ class StartFrom:
 
 
 def source_of(source: Beginning) -> Checkpoint | Savepoint:
-    """The source that backends restore from: the newest checkpoint of a store, a savepoint, or what was given."""
+    """The source that backends restore from: the newest checkpoint of a store, a savepoint, or the given object."""
     if isinstance(source, CheckpointReader):
         return source.open_latest()
     if not isinstance(source, (str, os.PathLike)):
@@ -160,7 +160,7 @@ def beginning_of(
 def without_dropped(
     source: Checkpoint | Savepoint | None, dropped: frozenset[str], uri: str
 ) -> Checkpoint | Savepoint | None:
-    """What a job begins with, less the states that were dropped from it; `UsageError` if it has no such state."""
+    """What a job begins with, less the states that were dropped from it; `UsageError` if it lacks the state."""
     if not dropped:
         return source
     if isinstance(source, Savepoint):
@@ -168,7 +168,7 @@ def without_dropped(
     try:
         for name in sorted(dropped):
             if source is None:
-                raise no_state(name, [], "the job begins with no state")
+                raise no_state(name, [], "the job begins without state")
             check_droppable(name, source)
     except UsageError as error:
         raise UsageError(
@@ -211,12 +211,12 @@ def other_query(error: UsageError, store: CheckpointStore, location: str | None)
             "id",
             code="USAGE.LOST_LOCATION",
             detail=f"{location}, state at {store.uri}, batch {newest}",
-            hint="bring the checkpointLocation back from a copy. If there is none, begin the stream anew where "
+            hint="bring the checkpointLocation back from a copy. If there is none, begin the stream again where "
             f"batch {newest} ended, with a new state= and start=sb.spark.StartFrom(...) of this one",
         )
     return UsageError(
         error.message,
         code=error.code,
-        detail=f"{store.uri}; its checkpointLocation is {noted}, that of this query is {location}",
+        detail=f"{store.uri}; its checkpointLocation is {noted}, this query's is {location}",
         hint=error.hint,
     )

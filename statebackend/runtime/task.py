@@ -44,7 +44,7 @@ from statebackend.types import Type
 _log = logging.getLogger(__name__)
 
 
-#: After each batch, remove up to this much of what has expired from states with ``cleanup_idle``, or four times the
+#: After each batch, remove up to this much expired state from states with ``cleanup_idle``, or four times the
 #: batch's rows: more than can have been added.
 _CLEANED = 10_000
 

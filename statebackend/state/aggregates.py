@@ -61,7 +61,7 @@ class Reduction:
     def __init__(self, name: str, declared_type: Type) -> None:
         if name not in _MAKERS:
             raise UsageError(
-                "there is no reduction of this name",
+                "unknown reduction",
                 code="USAGE.REDUCTION",
                 hint=f"use one of {', '.join(map(repr, _MAKERS))}, or a function (old, new) -> merged",
             )
@@ -186,7 +186,7 @@ def _identity(value: Any) -> Any:
 
 
 def ordering(declared: Type) -> Callable[[Any], Any] | None:
-    """A function from values to keys that compare as in Spark; None if the type has no order here."""
+    """A function from values to keys that compare as in Spark; None if the type is not ordered here."""
     if not isinstance(declared, (TupleType, RowType)):
         return declared.layout.rank
     ranks: list[Callable[[Any], Any]] = []
@@ -379,13 +379,13 @@ def named_aggregate(name: str, declared_type: Any) -> NamedAggregate:
     """The named aggregate over values of a type, given in any notation.
 
     Results: ``count`` is LONG; ``sum``, ``min`` and ``max`` have the type of the values; ``avg``, ``variance`` and
-    ``stddev`` are DOUBLE. The latter two are those of the sample, None below two values. Integer overflow of a sum
+    ``stddev`` are DOUBLE. The latter two are of the sample, None below two values. Integer overflow of a sum
     raises.
     """
     declared = of(declared_type)
     if name not in AGGREGATE_NAMES:
         raise UsageError(
-            "there is no aggregate of this name",
+            "unknown aggregate",
             code="USAGE.AGGREGATE",
             hint=f"use one of {', '.join(map(repr, AGGREGATE_NAMES))}, or an AggregateFunction",
         )

@@ -55,7 +55,7 @@ class StateBackend(ABC):
 
     @classmethod
     def unavailable_reason(cls) -> str | None:
-        """The reason why the backend cannot be used here, and what to do about it; None if it can."""
+        """The reason why the backend cannot be used here, with the remedy; None if it can."""
         return None
 
     @classmethod
@@ -319,9 +319,9 @@ class KeyedStateBackend(StateGetters, ABC):
         """
 
     def set_event_time(self, time: int | None) -> None:
-        """Let states in event time go by ``time``, that of a row or a timer; None: nothing expires. O(1).
+        """Let states in event time use ``time``, that of a row or a timer; None: nothing expires. O(1).
 
-        Vectorised calls go by the watermark after the batch nevertheless.
+        Vectorised calls use the watermark after the batch nevertheless.
         """
 
     @property
@@ -332,7 +332,7 @@ class KeyedStateBackend(StateGetters, ABC):
     @property
     def timers(self) -> Timers:
         """The timers of all keys; methods for a single timer work on the current key and namespace."""
-        raise UsageError(f"{type(self).__name__} has no timers", code="USAGE.NOT_AVAILABLE")
+        raise UsageError(f"{type(self).__name__} lacks timers", code="USAGE.NOT_AVAILABLE")
 
     @abstractmethod
     def advance(self, budget: int = 1000) -> int:
@@ -379,9 +379,9 @@ class KeyedStateBackend(StateGetters, ABC):
         """Note that the checkpoint will not be committed: the next one writes what it held."""
 
     def undeclared_states(self) -> list[str]:
-        """The names of restored states that nobody has asked for yet, sorted; they are kept and written again.
+        """The names of restored states that are not declared yet, sorted; they are kept and written again.
 
-        The library's own states, such as those of timers, are not among them. O(their number).
+        The library's own states, such as timers, are not among them. O(their number).
         """
         return []
 
@@ -434,5 +434,5 @@ class KeyedStateBackend(StateGetters, ABC):
 
 
 def overrides(keyed: KeyedStateBackend, *names: str) -> bool:
-    """True if a backend has these optional methods of its own: those of the interface do nothing."""
+    """True if a backend has these optional methods itself: the interface's do nothing."""
     return all(getattr(type(keyed), name, None) is not getattr(KeyedStateBackend, name) for name in names)

@@ -151,7 +151,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._fixed_now: int | None = None
         #: The time that a given clock told the last operation that may have changed something. Never the machine's.
         self._worked_at: int | None = None
-        #: The time that states in event time go by: that of the row or timer at hand. None: all states go by one time.
+        #: The time that states in event time use: the time of the row or timer at hand. None: all states use one time.
         self._event_now: int | None = None
         #: The time by which they are cleaned up, and the watermark after the batch.
         self._event_cleaned = NO_TIME
@@ -267,7 +267,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         while self._calls_inside or self._under_way > own_writes:
             if self._inside_thread == threading.get_ident() or time.monotonic() > until:
                 return True
-            if self._process != os.getpid():  # a child has no other thread of its parent
+            if self._process != os.getpid():  # a child lacks its parent's other threads
                 return False
             time.sleep(0.0001)
         return False
@@ -376,12 +376,12 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._check_open()
         if self._event_now is None:
             raise usage.no_event_time(
-                "the backend has no time of rows", hint="call begin(now, watermarks) first"
+                "the backend lacks event time", hint="call begin(now, watermarks) first"
             )
         self._event_now = _event_time(time)
 
     def _by_watermark(self) -> int | None:
-        """What vectorised calls go by in event time; None if all states go by one time."""
+        """What vectorised calls use in event time; None if all states use one time."""
         return None if self._event_now is None else _event_time(self._watermark)
 
     def clear_current_key(self) -> None:
@@ -402,7 +402,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     @property
     def current_key(self) -> Any:
         self._settle()
-        return self._encoder.decode(self._known_key())  # functions of the user's may ask for it, too
+        return self._encoder.decode(self._known_key())  # functions of the user's may ask for it too
 
     def set_current_namespace(self, namespace: Any) -> None:
         self._check_open()
@@ -481,7 +481,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     # --- enumeration ---
 
     def _at_one_time(self, read: Callable[[], Iterable[Any]]) -> list[Any]:
-        """Collect ``read()`` at a time of its own, and leave the current key's time as it was."""
+        """Collect ``read()`` at its own time, and leave the current key's time as it was."""
         saved = self._save_key()
         self._now = self._time()
         try:
@@ -531,7 +531,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
                 self._restore_key(saved)
 
     def _clear_state(self, descriptor: StateDescriptor) -> None:
-        # At a time before all others: what has expired goes, too, or a longer time to live would bring it back.
+        # At a time before all others: expired state goes too, or a longer time to live would bring it back.
         state = self.get_state(descriptor)
         saved, time_before, event_before = self._save_key(), self._fixed_now, self._event_now
         self._fixed_now = self._now = NO_TIME
@@ -616,7 +616,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
             finally:
                 self.release(mark)
         except BaseException:
-            # An interrupt may strike between a mark and what holds it, or before it is released.
+            # An interrupt may strike between a mark and its holder, or before it is released.
             if not self._closed:
                 for lost in self._marks.newer_than(before):
                     self.release(lost)
@@ -627,7 +627,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
             self._settle()
 
     def _drop_lost_marks(self) -> None:
-        """Let go of what an interrupt has left of marks that are not open."""
+        """Release the remains of interrupted marks that are not open."""
 
     def _check_groups(self, canonical_keys: Sequence[Any]) -> None:
         """Raise if a key belongs to a key group that the backend does not serve."""
@@ -697,7 +697,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         return self._entry_count(state)
 
     def _expiry_metrics(self, state: KeyedState) -> dict[str, Any]:
-        """The figures of a state with a time to live: what has expired, and what is left."""
+        """The figures of a state with a time to live: expired and remaining entries."""
         return {}
 
     def close(self) -> None:

@@ -189,7 +189,7 @@ class KeyedListState(ListState[T], KeyedState):
         scalar_fallback.each_key(rows, self.add, (values, self.descriptor.element_type, False))
 
     def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.ListArray:
-        """`get` for each key; an empty list if there are no elements. O(n and all elements)."""
+        """`get` for each key; an empty list without elements. O(n and all elements)."""
         rows = scalar_fallback.CallRows(self, keys, namespaces, times)
         return scalar_fallback.read_many(rows, self.get, ListType(self.descriptor.element_type))
 
@@ -258,7 +258,7 @@ class MapState(KeyedState, Generic[K, V]):
 
     @abstractmethod
     def is_empty(self) -> bool:
-        """Return True if there is no entry that a read would return; never changes anything."""
+        """Return True if no read would return an entry; never changes anything."""
 
     @abstractmethod
     def __getitem__(self, key: K) -> V:

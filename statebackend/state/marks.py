@@ -45,7 +45,7 @@ class MarkStack:
         return [mark.point for mark in self._marks]
 
     def newer_than(self, count: int) -> list[BackendMark]:
-        """The open marks but for the oldest ones, newest first."""
+        """The open marks except for the oldest ones, newest first."""
         return list(self._marks)[count:][::-1]
 
     def point_of(self, mark: BackendMark) -> Any:

@@ -51,16 +51,16 @@ class CallKeys:
 
 
 def times_of_rows(state: KeyedState, times: Any) -> NDArray[np.int64] | None:
-    """The time that a state goes by for each row, in milliseconds; None if they all go by one, that of the call. O(n).
+    """The time that a state uses for each row, in milliseconds; None if they all use the call's. O(n).
 
-    A null goes by the watermark after the batch, as rows do that tell no time.
+    A null uses the watermark after the batch, as rows do that tell no time.
     """
     if times is None:
         return None
     config, backend = state.descriptor.ttl_config, state.backend
     if config is not None and not config.is_in_event_time:
         raise usage.no_event_time(
-            "a time to live in processing time goes by the clock, not by the times of rows",
+            "a TTL in processing time uses the clock, not the times of rows",
             detail=f"state {state.descriptor.name!r}",
             hint="leave times= out, or declare TtlTimeCharacteristic.EventTime",
         )
@@ -68,7 +68,7 @@ def times_of_rows(state: KeyedState, times: Any) -> NDArray[np.int64] | None:
     by: Any = backend._by_watermark()  # type: ignore[attr-defined]
     if config is not None and by is None:
         raise usage.no_event_time(
-            "the backend has no time of rows",
+            "the backend lacks event time",
             detail=f"state {state.descriptor.name!r}",
             hint="call begin(now, watermarks) first",
         )
@@ -86,7 +86,7 @@ class CallRows:
         self.namespaces = None if namespaces is None else namespace_column(namespaces)
         given = times_of_rows(state, times)
         check_lengths(self, *(each for each in (self._numbers(), given) if each is not None))
-        #: The time that each row goes by; None: all go by that of the call.
+        #: The time that each row uses; None: all use the call's.
         self.times = None if given is None or state.descriptor.ttl_config is None else given.tolist()
 
     def __len__(self) -> int:
@@ -165,7 +165,7 @@ class Changed(NamedTuple):
     """
 
     keys: pa.Array
-    #: What each key has afterwards.
+    #: The final value of each key.
     values: pa.Array
     #: The namespace of each, as vectorised calls take them; None if the call gave none.
     namespaces: pa.Array | list[Any] | None
@@ -174,7 +174,8 @@ class Changed(NamedTuple):
 def add_many(
     rows: CallRows, values: Any, value_type: Type | None, return_changed: bool, result_type: Type | None
 ) -> Changed | None:
-    """Call ``add`` for each row; with ``return_changed``, return the keys, with what the last row of each sees."""
+    """Call ``add`` for each row; with ``return_changed``, return the keys, with the value that the last row of each
+    sees."""
     state: Any = rows.state
     given = state._added_values(values, value_type)
     check_lengths(rows, given)

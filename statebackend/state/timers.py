@@ -201,7 +201,7 @@ class Timers(ABC):
         return self._watermark
 
     def current_processing_time(self) -> int:
-        """The time of the batch by the clock, in milliseconds; between batches, that of the clock."""
+        """The time of the batch by the clock, in milliseconds; between batches, the clock's."""
         self._backend._check_open()
         now: int = self._backend._time()
         return now

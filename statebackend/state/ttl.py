@@ -1,10 +1,10 @@
 """Time to live: the expiry of state, its visibility after that, and its cleanup.
 
-The rules of expiry. State expires at a time (`expired`), and a call goes by two times. State that has expired by the
-first, that of the call, is not visible to it. Only state that has expired by the second, too, is dead, and removed. In
-processing time both are the clock's. In event time the first is that of the row or timer at hand, and the second is the
-watermark: a row that comes later with an earlier time still finds what this one does not see. `written_at` is the
-timestamp of a write that builds on stored state. `_core/tables/expiry` holds the same rules in C.
+The rules of expiry. State expires at a time (`expired`), and a call uses two times. State that has expired by the
+first, the time of the call, is not visible to it. Only state that has expired by the second too, is dead, and removed.
+In processing time both are the clock's. In event time the first is the time of the row or timer at hand, and the second
+is the watermark: a row that comes later with an earlier time still finds what this one does not see. `written_at` is
+the timestamp of a write that builds on stored state. `_core/tables/expiry` holds the same rules in C.
 
 >>> from datetime import timedelta
 >>> config = StateTtlConfig.new_builder(timedelta(hours=1)).update_ttl_on_read_and_write().build()
@@ -92,7 +92,7 @@ class _StateVisibility(enum.Enum):
 
 
 class _TtlTimeCharacteristic(enum.Enum):
-    """The clock that TTL goes by."""
+    """The clock that TTL uses."""
 
     ProcessingTime = 0
     EventTime = 1
@@ -113,8 +113,8 @@ class StateTtlConfig:
     ``cleanup_incrementally=(5, True)``, ``cleanup_in_rocksdb_compact_filter=(1000,)`` or
     ``=(1000, timedelta(days=1))``, and ``cleanup_in_background=False`` for `Builder.disable_cleanup_in_background`.
 
-    Two options go beyond Flink. With ``cleanup_idle=True``, `advance` removes expired state from memory that nobody
-    accesses. ``legacy_timestamp`` (milliseconds or an aware datetime; default: the time of the restart) is the
+    Two options go beyond Flink. With ``cleanup_idle=True``, `advance` removes expired state from memory that is not
+    accessed. ``legacy_timestamp`` (milliseconds or an aware datetime; default: the time of the restart) is the
     timestamp for entries that were written without TTL, when it is turned on.
 
     >>> config = StateTtlConfig(1000, cleanup_full_snapshot=True)
@@ -189,7 +189,7 @@ class StateTtlConfig:
 
     @property
     def is_in_event_time(self) -> bool:
-        """True if it goes by event time."""
+        """True if it uses event time."""
         return self.ttl_time_characteristic is _TtlTimeCharacteristic.EventTime
 
     @property
@@ -394,7 +394,7 @@ def _timestamp(option: str, value: Any) -> int | None:
     hint = "write milliseconds since 1970-01-01 UTC as an int, or a datetime with a time zone"
     if isinstance(value, datetime.datetime):
         if value.utcoffset() is None:
-            raise usage.ttl(f"{option} has no time zone", detail=option, hint=hint)
+            raise usage.ttl(f"{option} lacks a time zone", detail=option, hint=hint)
         return (value - _EPOCH) // _MILLISECOND
     number = _integer(option, value, hint)
     if not _MIN_TIMESTAMP <= number <= MAX_TIMESTAMP:

@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
 
 
 def use_clock(batches: B, clock: Clock) -> B:
-    """Let a query go by a clock of the test instead of the machine's; return ``batches``, made by ``stateful``.
+    """Let a query use a clock of the test instead of the machine's; return ``batches``, made by ``stateful``.
 
     Set it before the query starts.
 

@@ -97,12 +97,12 @@ class InjectedFault(Exception):
 class Harness:
     """Runs a function as a job does: on copies of it, with its state, and with time that stands still within a batch.
 
-    Every call of ``process_...`` is a batch of its own: if it raises, state is as before, and the next call gets a
+    Every call of ``process_...`` is its own batch: if it raises, state is as before, and the next call gets a
     fresh copy of the function. Each returns the rows of the main output: as the function gave them or, with a
-    ``schema``, as they come back from Arrow. `outputs` has those of all.
+    ``schema``, as they come back from Arrow. `outputs` has the rows of all.
 
     ``key`` names the column or columns of the key. The key has the type of the first batch, as Arrow infers it, unless
-    ``key_type`` gives another. The other options are those of ``sb.spark.stateful``. Default clock: a `ManualClock`.
+    ``key_type`` gives another. The other options are as for ``sb.spark.stateful``. Default clock: a `ManualClock`.
 
     >>> from statebackend.functions import map_with_state
     >>> with Harness(map_with_state(lambda row, n: (None, (n or 0) + row.n), int), "user") as harness:
@@ -153,7 +153,7 @@ class Harness:
         #: The point at which the next batch is to fail.
         self._fails_after: str | None = None
         self._is_replay = False
-        #: The rows that the last batch gave to each output; those of the main one are what the call returned.
+        #: The rows that the last batch gave to each output; the main output's are the result of the call.
         self.outputs: dict[str, list[Any]] = {name: [] for name in self._job.outputs}
 
     def __repr__(self) -> str:
@@ -203,7 +203,7 @@ class Harness:
     def process_batch(self, rows: Any) -> list[Any]:
         """Run the function over a batch: an Arrow table or record batch, or a list of rows with names.
 
-        These are dicts, named tuples, dataclasses or Spark rows. What a row has no name for is null.
+        These are dicts, named tuples, dataclasses or Spark rows. A column without a value is null.
 
         >>> from statebackend.functions import map_with_state
         >>> with Harness(map_with_state(lambda row, n: ((row.n,), None), int), key="user") as harness:
@@ -433,7 +433,7 @@ def _as_dict(row: Any, at: int) -> dict[str, Any]:
     names = getattr(row, "__fields__", None) or getattr(row, "_fields", None)
     if names is None:
         raise usage.rows(
-            f"row {at} of the batch is a {type(row).__name__}, which has no names",
+            f"row {at} of the batch is a {type(row).__name__}, which lacks names",
             hint="give dicts, named tuples, dataclasses or Spark rows, or an Arrow table",
         )
     return dict(zip(names, row, strict=True))

@@ -124,7 +124,7 @@ def utf8(value: Any) -> bytes:
         return value.encode("utf-8")
     except UnicodeEncodeError as error:
         raise SerializationError(
-            "the string has a lone surrogate, which has no UTF-8 form",
+            "the string has a lone surrogate, without a UTF-8 form",
             code="SERIALIZATION.SURROGATE",
             detail=f"at character {error.start}",
             hint="declare BYTES and encode it yourself, for example with errors='surrogatepass'",
@@ -149,7 +149,7 @@ def raw_bytes(value: Any) -> bytes:
 
 
 def is_not_a_time(value: Any) -> bool:
-    """Return True for the "not a time" of numpy and pandas, which stands for a missing one."""
+    """Return True for the "not a time" of numpy and pandas, which represents a missing one."""
     is_time = isinstance(value, (np.datetime64, datetime.date))
     return is_time and bool(value != value)
 
@@ -168,7 +168,7 @@ def _units(type_name: str, value: np.datetime64, unit: str) -> int:
 
 def _refuse_no_time(type_name: str) -> NoReturn:
     raise SerializationTypeError(
-        f"{type_name} does not take a value that is not a time", hint="None stands for a missing one"
+        f"{type_name} does not take a value that is not a time", hint="use None for a missing time"
     )
 
 
@@ -293,5 +293,5 @@ def unscaled_converter(precision: int, scale: int) -> Callable[[Any], int]:
 
 
 def decimal_from_unscaled(number: int, scale: int) -> decimal.Decimal:
-    """The Decimal with this unscaled value and scale, exactly, whatever the context's precision."""
+    """The Decimal with this unscaled value and scale, exactly, under any precision of the context."""
     return decimal.Decimal(f"{number}E-{scale}")

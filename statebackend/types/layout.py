@@ -37,16 +37,16 @@ class Layout(NamedTuple):
     code: int
     #: Bytes of every serialised value, or None where they vary.
     width: int | None = None
-    #: What numpy calls the stored number; empty where the stored form is bytes.
+    #: numpy's name of the stored number; empty where the stored form is bytes.
     dtype: str = ""
     arrow: Any = None
     #: The class of its values as state returns them.
     python: type = object
-    #: Checks a value, and returns the number or bytes that stand for it.
+    #: Checks a value, and returns the number or bytes that represent it.
     pack: Callable[[Any], Any] = _same
     #: Undoes `pack`.
     unpack: Callable[[Any], Any] = _same
-    #: What values are compared by; None: the type has no order of its own.
+    #: The key of comparisons; None: the type is not ordered.
     rank: Callable[[Any], Any] | None = _same
     #: Its name in `pyspark.sql.types`.
     spark: str = "BinaryType"

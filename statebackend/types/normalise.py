@@ -100,7 +100,7 @@ def _of_annotation(spec: Any, inside: tuple[Any, ...]) -> Type:
         members = [argument for argument in arguments if argument is not type(None)]
         if len(members) == 1:
             return _of(members[0], inner)  # every field may be None, so Optional adds nothing
-        raise _unknown(spec, "a union of several types has no single stored form; declare PICKLE for it")
+        raise _unknown(spec, "a union of several types lacks a single stored form; declare PICKLE for it")
     if origin is list:
         return ListType(_of(arguments[0], inner))
     if origin is dict:
@@ -111,7 +111,7 @@ def _of_annotation(spec: Any, inside: tuple[Any, ...]) -> Type:
         return TupleType(tuple(_of(argument, inner) for argument in arguments))
     if isinstance(spec, type) and origin is None:
         if spec in inside:
-            raise _unknown(spec, "a class that contains itself has no fixed form; declare PICKLE for it")
+            raise _unknown(spec, "a class that contains itself lacks a fixed form; declare PICKLE for it")
         if is_named_tuple_class(spec):
             return _of_record(spec, spec._fields, inner)  # type: ignore[attr-defined]
         if dataclasses.is_dataclass(spec):
@@ -356,7 +356,7 @@ def parse_ddl(text: str) -> Type:
             raise parser.fail(f"unexpected {parser.peek()!r} after the type")
         except UsageError as error:
             type_error = error
-        parser.at = 0  # in "date bigint", the column's name is that of a type
+        parser.at = 0  # in "date bigint", the column has the name of a type
     elif not parser.peek(1):
         raise parser.fail("unknown type name")
     try:

@@ -17,7 +17,7 @@ def row_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
     """The named-tuple class for rows with these field names; one class per tuple of names, and its rows pickle.
 
     Fields are read by attribute, by position, or by name in brackets, as a Spark ``Row``: so one whose name cannot be
-    an attribute (``"a b"``, ``"class"``) has its name, too. ``__fields__`` has all names as declared.
+    an attribute (``"a b"``, ``"class"``) has its name too. ``__fields__`` has all names as declared.
 
     >>> row_class(("a b", "n"))._fields
     ('_0', 'n')
@@ -39,7 +39,7 @@ def row_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
     def get_item(self: tuple[Any, ...], key: Any) -> Any:
         if type(key) is str:
             if key not in places:
-                raise KeyError(f"the row has no field {key!r}; it has {', '.join(names)}")
+                raise KeyError(f"the row lacks the field {key!r}; it has {', '.join(names)}")
             key = places[key]
         return tuple.__getitem__(self, key)
 
@@ -104,7 +104,7 @@ def record_builder(names: tuple[str, ...], cls: type | None) -> Callable[[Sequen
 
 
 def record_reader(names: tuple[str, ...]) -> Callable[[Any], Sequence[Any] | None]:
-    """A function that returns the field values, in order, of a user's row; ``None`` if the object is no such row.
+    """A function that returns the field values, in order, of a user's row; ``None`` if the object is not such a row.
 
     It takes tuples by position, mappings by name, and dataclass instances by attribute.
     """

@@ -26,7 +26,7 @@ class Compatibility(enum.Enum):
 
 
 class Serializer(ABC):
-    """Turns values of one type into bytes and back; derive from it to store a type of your own.
+    """Turns values of one type into bytes and back; derive from it to store your own type.
 
     A serializer is picklable and keeps no state between calls. Two of one class with equal `config` are the same.
 

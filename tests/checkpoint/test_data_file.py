@@ -342,7 +342,7 @@ def longs(groups: list[int], rows: int | None = None) -> GroupedBatch:
         ),
         (Section("a", LONG, [longs([5, 4])]), "sorted by key group"),
         (Section("a", LONG, [longs([5]), longs([4])]), "sorted by key group"),
-        (Section("a", LONG, [longs([32_768])]), "no such key group"),
+        (Section("a", LONG, [longs([32_768])]), "key group does not exist"),
         (Section("a", LONG, [longs([-1])]), "sorted by key group"),
         (Section("a", LONG, [longs([0, 1], rows=1)]), "do not count its rows"),
     ],
@@ -361,7 +361,7 @@ def test_bad_arguments_are_refused() -> None:
         written([], extra={"x": object()})
     reader = opened(written([]))
     for call in (reader.read, reader.schema, reader.rows_of):
-        with pytest.raises(UsageError, match="no state 'b'"):
+        with pytest.raises(UsageError, match="lacks the state 'b'"):
             call("b")
 
 
@@ -500,7 +500,7 @@ def test_a_plain_arrow_file_is_no_data_file() -> None:
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, LONG) as arrow:
         arrow.write_batch(pa.record_batch([[1], [2]], schema=LONG))
-    with pytest.raises(CorruptCheckpointError, match="the file has no index"):
+    with pytest.raises(CorruptCheckpointError, match="the file lacks an index"):
         opened(sink.getvalue())
 
 

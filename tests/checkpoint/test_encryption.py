@@ -532,7 +532,7 @@ def test_a_query_begins_with_an_encrypted_store(tmp_path: Path) -> None:
     assert isinstance(found, sb.Checkpoint)
     assert found.id == 0
     assert source_of(store.open(0)).id == 0  # type: ignore[union-attr]
-    with pytest.raises(sb.UsageError, match="there is no cipher"):
+    with pytest.raises(sb.UsageError, match="no cipher was given"):
         source_of(tmp_path)
 
 

@@ -474,7 +474,7 @@ def test_files_that_changed_places_are_found(tmp_path: Path) -> None:
         mine, other = first.read_bytes(), second.read_bytes()
         first.write_bytes(other)
         second.write_bytes(mine)
-        with pytest.raises(sb.CorruptCheckpointError, match="content of the file is that of another one"):
+        with pytest.raises(sb.CorruptCheckpointError, match="the file has the content of another one"):
             create("heap", int, restore=store.open(8))
 
 

@@ -365,7 +365,7 @@ class TestWithoutConditions:
         files = in_bucket(bucket, ("create", errno.ENOTSUP), ("create", errno.ENOTSUP))
         with pytest.raises(UsageError, match="cannot keep a second writer out"):
             files.take_epoch(refuse_live=False)
-        with pytest.raises(UsageError, match=r"no conditional writes.*\[USAGE\.SINGLE_WRITER\]"):
+        with pytest.raises(UsageError, match=r"lacks conditional writes.*\[USAGE\.SINGLE_WRITER\]"):
             files.publish(ENTRY, b"mine", 1)
         assert bucket.objects == {}
 

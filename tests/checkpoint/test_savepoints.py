@@ -167,7 +167,7 @@ def test_there_is_none(tmp_path: Path) -> None:
             sb.create_backend("heap").create_operator_backend(restore=path)
     keyed = create("heap", int)
     store = sb.CheckpointStore(tmp_path / "store")
-    with pytest.raises(UsageError, match="no checkpoint"):
+    with pytest.raises(UsageError, match="lacks a checkpoint"):
         keyed.savepoint(store)
     keyed.close()
     with pytest.raises(ClosedError):

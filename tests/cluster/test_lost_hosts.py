@@ -168,7 +168,7 @@ def test_a_host_that_registers_twice_is_refused(world: World) -> None:
     other = plan._replace(writer=plan.writer.for_checkpoint(7, frozenset()))
     other.writer.epoch -= 1
     assert "is over" in Host(other, attempt=99, executor="there").serve()
-    assert "there is no range" in Host(plan._replace(number=9), attempt=99, executor="there").serve()
+    assert "is outside of" in Host(plan._replace(number=9), attempt=99, executor="there").serve()
     world.batch()
     assert not world.cluster.ended
 

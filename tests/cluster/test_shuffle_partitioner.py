@@ -237,7 +237,7 @@ def test_a_job_without_event_time_or_digests_tells_neither() -> None:
     ],
 )
 def test_what_is_no_survey_is_refused(wrong: object) -> None:
-    with pytest.raises(UsageError, match="what a task tells of its rows cannot be read"):
+    with pytest.raises(UsageError, match="the report of a task cannot be read"):
         BatchSurvey.from_json(wrong)
 
 
@@ -293,7 +293,7 @@ def test_what_cannot_be_cut_is_refused_as_in_one_process(
 def test_columns_are_looked_at_again_where_they_change() -> None:
     cutter = RowPartitioner(a_job(), STRING, 1)
     cutter.cut(pa.record_batch({"key": ["a"]}))
-    with pytest.raises(UsageError, match="no column 'key'"):
+    with pytest.raises(UsageError, match="lacks the column 'key'"):
         cutter.cut(pa.record_batch({"other": ["a"]}))
 
 

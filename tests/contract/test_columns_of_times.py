@@ -108,8 +108,8 @@ def call_all(state: Any, **columns: Any) -> list[Any]:
 def test_times_need_event_time_unless_nothing_expires(make_keyed: MakeKeyed, kind: str) -> None:
     make = STATES[kind]
     for descriptor, has_rows, refusal in (
-        (make().enable_time_to_live(sb.StateTtlConfig(TTL)), True, "processing time goes by the clock"),
-        (with_ttl(make()), False, "no time of rows"),
+        (make().enable_time_to_live(sb.StateTtlConfig(TTL)), True, "processing time uses the clock"),
+        (with_ttl(make()), False, "lacks event time"),
     ):
         keyed = make_keyed()
         if has_rows:

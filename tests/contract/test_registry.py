@@ -29,7 +29,7 @@ def test_an_unknown_name_says_which_are_known() -> None:
 
 
 def test_an_unknown_option_says_which_there_are() -> None:
-    with pytest.raises(sb.UsageError, match=r"'reference' has no option 'max_bytes'"):
+    with pytest.raises(sb.UsageError, match=r"'reference' lacks the option 'max_bytes'"):
         sb.create_backend("reference", max_bytes=1)
 
 

@@ -189,14 +189,14 @@ def test_enumeration_goes_by_the_time_that_is_set(make_keyed: MakeKeyed, kind: s
 
 def test_time_is_set_within_a_batch_of_rows(make_keyed: MakeKeyed) -> None:
     keyed = make_keyed()
-    with pytest.raises(sb.UsageError, match="no time of rows"):
+    with pytest.raises(sb.UsageError, match="lacks event time"):
         keyed.set_event_time(5)
     for wrong in (1.5, "now", True, 2**63):
         with pytest.raises(sb.UsageError):
             keyed.begin(watermarks=(None, wrong))  # type: ignore[arg-type]
         with pytest.raises(sb.UsageError):
             keyed.begin(watermarks=(wrong, None))  # type: ignore[arg-type]
-    with pytest.raises(sb.UsageError, match="no time of rows"):
+    with pytest.raises(sb.UsageError, match="lacks event time"):
         keyed.set_event_time(5)
     keyed.begin(watermarks=(None, None))
     with pytest.raises(sb.UsageError):

@@ -97,9 +97,9 @@ def test_methods_that_are_missing_are_named() -> None:
             ctx.timer_service().register_processing_time_timers(ctx.keys, batch["n"])
 
     with Harness(Bare(), key="user", broadcast_when="b") as harness:
-        with pytest.raises(NotImplementedError, match="Bare registers timers and has no on_timers"):
+        with pytest.raises(NotImplementedError, match="Bare registers timers but lacks on_timers"):
             harness.process_batch([{"user": 1, "n": 0, "b": False}])
-        with pytest.raises(NotImplementedError, match="Bare has no process_broadcast"):
+        with pytest.raises(NotImplementedError, match="Bare lacks process_broadcast"):
             harness.process_batch([{"user": 1, "n": 0, "b": True}])
         assert harness.keyed.timers.count("processing") == 0
 

@@ -129,7 +129,7 @@ def test_rows_of_spark_go_in_and_come_out() -> None:
     make = Echo(lambda row: SparkRow(total=row.n, user=row.user))
     with Harness(make, key="user", schema="user string, total bigint") as harness:
         assert [tuple(each) for each in harness.process_batch([SparkRow(n=1, user="ann")])] == [("ann", 1)]
-        with pytest.raises(sb.UsageError, match="no names"):
+        with pytest.raises(sb.UsageError, match="lacks names"):
             harness.process_batch([SparkRow("ann", 1)])
 
 
@@ -215,7 +215,7 @@ def test_a_harness_takes_rows_with_names_in_any_form() -> None:
         with Harness(Echo(lambda row: (row.user, row.n)), key="user") as harness:
             assert harness.process_batch(rows) == [("ann", 1)]
     with Harness(Echo(tuple), key="user") as harness:
-        with pytest.raises(sb.UsageError, match="row 1 of the batch is a tuple, which has no names"):
+        with pytest.raises(sb.UsageError, match="row 1 of the batch is a tuple, which lacks names"):
             harness.process_batch([{"user": "ann"}, ("ann",)])
         with Harness(Echo(tuple), key="a b") as spaced:
             assert spaced.process_batch([row_class(("a b", "class"))("ann", 1)]) == [("ann", 1)]
@@ -289,7 +289,7 @@ def test_rows_are_read_by_attribute_position_and_name() -> None:
     assert (row["a b"], row["class"], row[1:]) == (2, ("x",), (2, ("x",)))
     user, *_ = pickle.loads(pickle.dumps(row))
     assert user == "ann"
-    with pytest.raises(KeyError, match="no field 'use'; it has user, a b, class"):
+    with pytest.raises(KeyError, match="lacks the field 'use'; it has user, a b, class"):
         row["use"]
     with pytest.raises(IndexError):
         row[3]

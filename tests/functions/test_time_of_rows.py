@@ -480,7 +480,7 @@ class Older(ReferenceBackend):
 
 def test_a_backend_without_the_time_of_rows_takes_no_state_that_goes_by_it(backend: str) -> None:
     with Harness(Seen(), key="k", event_time="at", backend=Older()) as harness:
-        with pytest.raises(sb.UsageError, match="WithoutTheTimeOfRows has no time of rows") as caught:
+        with pytest.raises(sb.UsageError, match="WithoutTheTimeOfRows lacks event time") as caught:
             harness.process_batch(rows((1, 1000)))
         assert caught.value.code == "USAGE.NOT_AVAILABLE"
     with Harness(Looking(), key="k", event_time="at", backend=Older()) as harness:

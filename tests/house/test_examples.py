@@ -25,7 +25,7 @@ PRINTS = {
         "restored:        ['Casablanca', 'Yokohama']",
         "in plain text:   False",
         "damaged:         []",
-        "without cipher:  the store is encrypted, and there is no cipher for it",
+        "without cipher:  the store is encrypted, and no cipher was given",
         "with other key:  a block of a file cannot be decrypted",
     ],
     "map_demo.py": ["state equals a recomputation: True"],

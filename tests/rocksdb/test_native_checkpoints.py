@@ -406,7 +406,7 @@ def test_without_the_library(tmp_path: Path, native: Any, monkeypatch: pytest.Mo
             committed = commit(keyed, store, 0)
 
         def missing() -> None:
-            raise BackendUnavailableError("there is no library")
+            raise BackendUnavailableError("no library of RocksDB found")
 
         monkeypatch.setattr("statebackend.backends.rocksdb.native_base.load_library", missing)
         with pytest.raises(

@@ -173,7 +173,7 @@ def test_dropped_state_is_gone_and_its_name_begins_empty(tmp_path: Path, backend
     assert dropped == sb.tools.Dropped("total", 2, ["count"])
     (record,) = CheckpointReader(store).records()
     assert (record.kind, record.dropped_state, record.upon.checkpoint_id) == ("drop", "total", 2)
-    with pytest.raises(sb.UsageError, match="no state 'total'"):
+    with pytest.raises(sb.UsageError, match="state 'total' not found"):
         sb.tools.drop_state(store, "total")
     assert [check.name for check in sb.check_compatibility(store, [])] == ["count"]
     assert sb.tools.verify(store).ok
@@ -338,7 +338,7 @@ def test_start_is_refused_when_its_source_lacks_a_dropped_state(tmp_path: Path, 
         sb.tools.reset(started, first_batch=0)
     sb.tools.drop_state(started, "cuont")
     for _ in range(2):
-        with pytest.raises(sb.UsageError, match="there is no state 'cuont'") as caught:
+        with pytest.raises(sb.UsageError, match="state 'cuont' not found") as caught:
             run(started, 0, KeepsLists("count"), **options)
         assert caught.value.code == "USAGE.NO_STATE"
         named = "none" if source is None else "'count', 'offsets'"

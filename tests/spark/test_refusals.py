@@ -46,7 +46,7 @@ class OfAnotherKind(Total):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"key": "name"}, "the batch has no column 'name' (columns user, n)"),
+        ({"key": "name"}, "the batch lacks the column 'name' (columns user, n)"),
         ({"event_time": "user"}, "'user'"),
         ({"broadcast_when": "n"}, "the broadcast column is not boolean"),
     ],

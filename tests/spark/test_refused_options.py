@@ -146,7 +146,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
         )
         for name in ("pair", "tags", "counts", "bytes")
     },
-    "no such backend": ({"backend": "heep"}, "no backend 'heep'"),
+    "no such backend": ({"backend": "heep"}, "unknown backend 'heep'"),
     "a backend of no kind": ({"backend": 5}, "backend is"),
     "no place for state": ({"run_on": "executors"}, "unknown run_on: a str"),
     "more hosts than key groups": (
@@ -207,7 +207,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
         ({"n": 2, "advertised_address": 5}, "unknown advertised_address=5; expected an address"),
         ({"n": 2, "ports": 7000}, "expected a list of ports"),
         ({"n": 2, "ports": [70_000]}, "expected a list of ports"),
-        ({"n": 2, "profile": {}}, "a dict is no profile; expected a pyspark.resource.ResourceProfile"),
+        ({"n": 2, "profile": {}}, "a dict is not a profile; expected a pyspark.resource.ResourceProfile"),
         ({"n": 2, "local_copies": "yes"}, "expected True, False or None"),
     ],
 )

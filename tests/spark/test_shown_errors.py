@@ -37,9 +37,12 @@ class Worded(Total):
 
 #: Mistakes in columns that show at the first batch: the options, and what the last line has in this order.
 MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "key": ({"key": "usr"}, ["UsageError: the batch has no column 'usr'", "[USAGE.NO_COLUMN]"]),
-    "order": ({"order_by": "tme"}, ["UsageError: the batch has no column 'tme'", "[USAGE.NO_COLUMN]"]),
-    "event time": ({"event_time": "at"}, ["UsageError: the batch has no column 'at'", "[USAGE.NO_COLUMN]"]),
+    "key": ({"key": "usr"}, ["UsageError: the batch lacks the column 'usr'", "[USAGE.NO_COLUMN]"]),
+    "order": ({"order_by": "tme"}, ["UsageError: the batch lacks the column 'tme'", "[USAGE.NO_COLUMN]"]),
+    "event time": (
+        {"event_time": "at"},
+        ["UsageError: the batch lacks the column 'at'", "[USAGE.NO_COLUMN]"],
+    ),
     "type of event time": (
         {"event_time": "word"},
         [

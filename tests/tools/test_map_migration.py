@@ -218,7 +218,7 @@ def test_states_that_do_not_become_a_map_state(tmp_path: Path) -> None:
     operator = made.create_operator_backend()
     operator.get_list_state(sb.ListStateDescriptor("offsets", t.PICKLE)).add({"a": 1})
     operator.savepoint(tmp_path / "old")
-    error = refused(tmp_path, "mops", new_descriptor("map", "mops"), UsageError, "no state 'mops'")
+    error = refused(tmp_path, "mops", new_descriptor("map", "mops"), UsageError, "state 'mops' not found")
     assert error.code == "USAGE.NO_STATE"
     assert "'maps'" in error.hint
     for name in ("number", "listed", "offsets"):

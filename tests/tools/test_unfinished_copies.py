@@ -145,7 +145,7 @@ def test_a_savepoint_in_a_folder_with_files_of_an_unfinished_one_is_refused(tmp_
     (described,) = (tmp_path / "_savepoint").iterdir()
     described.unlink()
     for restore in (tmp_path, made):
-        with pytest.raises(UsageError, match="there is no savepoint"):
+        with pytest.raises(UsageError, match="no savepoint found"):
             sb.create_backend("heap").create_keyed_backend(int, restore=restore)
     with pytest.raises(UsageError, match="not finished") as caught:
         sb.tools.bootstrap(tmp_path, table, key="key", descriptors=[KEPT])

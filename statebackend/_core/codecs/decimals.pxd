@@ -1,6 +1,6 @@
 """Decimals as integers, at a scale that the type declares, and back.
 
-Python has no C interface to `decimal`. So this looks into the objects of its C implementation, libmpdec: sign,
+Python lacks a C interface to `decimal`. So this looks into the objects of its C implementation, libmpdec: sign,
 exponent, and words of 19 decimal digits. When the module is loaded, decimals of every shape go both ways; `tried` is
 true if they come out as by Python's own methods. Otherwise, on another implementation or layout, nothing here is used.
 """

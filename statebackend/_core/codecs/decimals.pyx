@@ -88,7 +88,7 @@ cdef bint decimal_to_int(object value, int precision, int scale, int128 *out) no
 
 
 cdef object decimal_from_int(int128 number, int scale):
-    """The Decimal with this unscaled value of at most 38 digits, whatever the context; None for a longer one."""
+    """The Decimal with this unscaled value of at most 38 digits, in any context; None for a longer one."""
     cdef object value
     cdef DecimalObject *fields
     cdef uint128 unscaled = <uint128>-number if number < 0 else <uint128>number
@@ -116,7 +116,7 @@ cdef bint _is_as_here(object value) noexcept:
 
 
 def _try():
-    """Send decimals of every shape through both ways, and compare with what Python's own methods give."""
+    """Send decimals of every shape through both ways, and compare with the results of Python's methods."""
     cdef int128 found
     cdef int128 unscaled
     if (getattr(Decimal, "__module__", "") != "decimal" or Decimal.__basicsize__ != sizeof(DecimalObject)

@@ -1,4 +1,4 @@
-"""From Python objects to what tables store, and back.
+"""From Python objects to the stored forms of tables, and back.
 
 A ValueCodec serves one role of one state (its values, its elements, its accumulators); a KeyCodec serves one type of
 keys. This code converts what is native to a layout (an exact int, float, bool, str or bytes) without a Python

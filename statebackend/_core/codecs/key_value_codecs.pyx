@@ -300,7 +300,7 @@ cdef class KeyCodec:
             close_room(&room)
 
     cdef object split_canonical(self, object canonical, CoreKey *out):
-        """As `split`, but for a canonical form."""
+        """As `split`, except for a canonical form."""
         if self.is_int:
             if not long_as_int64(canonical, &out.number):
                 raise OverflowError("a key does not fit in 64 bits")

@@ -12,8 +12,8 @@ it once for each row, which appends the row's bytes. To read (`nested_reader`), 
 grow; the same walk takes the bytes of a row apart and appends each value to its part, which then is an Arrow array. The
 layouts of bytes are those of `statebackend.types.serializers` and of `statebackend.keys.encoders`.
 
-Nothing here words an error. Whatever is not as it should be, and whatever Python's way would treat in a way of its
-own, ends the walk, and the function returns None: the caller then looks at each value in Python. So that is also what
+Nothing here words an error. Damaged values, and values that Python's way would treat differently,
+end the walk, and the function returns None: the caller then looks at each value in Python. So that is also what
 damaged bytes lead to. All lengths and offsets are checked before they are followed; only values that are present are
 looked at.
 """

@@ -19,7 +19,7 @@ cdef const uint8_t *EMPTY = <const uint8_t *> b""
 
 cdef enum:
     BLOCK = 1024                         # rows whose keys are written field by field
-    PAST_END = 16                        # bytes behind keys and flat records that may be written, too
+    PAST_END = 16                        # bytes behind keys and flat records that may be written too
 
 cdef struct Source:
     int form
@@ -228,7 +228,7 @@ cdef int put_record(const Source *s, int64_t row, Bytes *out, Spans *spans) noex
     return outcome
 
 cdef int64_t flat_bytes(const Source *s) noexcept nogil:
-    """As many bytes as a record of numbers, text and bytes takes, but for its text and bytes; 0 for other types."""
+    """As many bytes as a record of numbers, text and bytes takes, except for its text and bytes; 0 for other types."""
     cdef int64_t i, most = (s.parts + 7) >> 3
     if s.form != RECORD:
         return 0
@@ -355,7 +355,7 @@ cdef int put_distinct(const Source *s, int64_t start, int64_t count, int64_t dis
 cdef int64_t measure(Source *s, int64_t rows) noexcept nogil:
     """As many bytes as the canonical forms of a part take at most; -1 for offsets that do not lie within its bytes.
 
-    On the way it looks at all text at once: if that is ASCII, nobody looks at each string.
+    On the way it looks at all text at once: if that is ASCII, each string is not examined.
     """
     cdef int64_t i, part, start, length, most = 0
     if s.form == RECORD:
@@ -391,7 +391,7 @@ cdef inline bint span_of_rows(const Source *s, int64_t rows, int64_t *start, int
     return 0 <= start[0] <= end <= s.size
 
 cdef int64_t fixed_key_bytes(const Source *s) noexcept nogil:
-    """As many bytes as the canonical form of one row takes at most, but for its text and bytes."""
+    """As many bytes as the canonical form of one row takes at most, except for its text and bytes."""
     cdef int64_t i, most = 0
     if s.form != RECORD:
         return 20 if s.form == WIDE_DECIMAL else 8
@@ -438,7 +438,7 @@ cdef inline int put_key_run(const Source *s, int64_t row, Bytes *out, int64_t fi
 cdef int put_key(const Source *s, int64_t row, Bytes *out, int64_t fixed) noexcept nogil:
     """Append the canonical form of a part of a composite key, which is present, or of a whole one.
 
-    There is room for `fixed` bytes, and PAST_END more: as many as a row takes at most, but for its text and bytes.
+    There is room for `fixed` bytes, and PAST_END more: as many as a row takes at most, except for its text and bytes.
     """
     cdef const Source *part
     cdef int64_t i, length, number
@@ -634,7 +634,7 @@ cdef int check_size(int64_t size, int64_t needed) except -1:
 def write_values(SourcePart column not None, bint has_offsets=True):
     """Return offsets, None if not wanted, and data of the stored values of a column; None: look at each value.
 
-    A null row has no bytes; of a type of fixed width, as many zeros. O(bytes).
+    A null row is empty; of a type of fixed width, as many zeros. O(bytes).
     """
     cdef Source *s = &column.node
     cdef int64_t row, rows = s.rows, fixed = flat_bytes(s)
@@ -667,7 +667,8 @@ def write_values(SourcePart column not None, bint has_offsets=True):
 
 
 def write_keys(SourcePart column not None):
-    """Return offsets and data of the canonical keys of a column; None: look at each key. A null is no key. O(bytes)."""
+    """Return offsets and data of the canonical keys of a column; None: look at each key. A null is not a key.
+    O(bytes)."""
     cdef Source *s = &column.node
     cdef int64_t most, fixed = fixed_key_bytes(s)
     cdef Bytes out
@@ -676,7 +677,7 @@ def write_keys(SourcePart column not None):
         most = measure(s, s.rows)
     if most < 0:
         return None
-    # numpy asks the system for large pages, where there are any: new small ones take as long as what is written.
+    # numpy asks the system for large pages, where there are any: new small ones take as long as the writing.
     offsets, data = np.empty(s.rows + 1, dtype=np.int64), np.empty(most + fixed + PAST_END, dtype=np.uint8)
     cdef int64_t[::1] ends = offsets
     cdef uint8_t[::1] room = data

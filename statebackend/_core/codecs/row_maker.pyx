@@ -1,8 +1,8 @@
 """Rows of a record batch as Python objects, one at a time, from Arrow's buffers.
 
 A row is a tuple of a class for the names of the columns. Nothing is made ahead of it: its values are still in the
-processor's cache when the function reads them. If nobody has kept the row, the next one takes its place in memory, as
-in Python's own `zip`.
+processor's cache when the function reads them. If the function has not kept the row, the next one takes its place in
+memory, as in Python's own `zip`.
 """
 
 cimport cython

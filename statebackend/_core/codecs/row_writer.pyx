@@ -1,8 +1,8 @@
 """Rows of Python objects as columns that grow: each value goes to the end of its column, as its codec's bytes.
 
 Where a codec does not take a value, the column goes on as a list of Python objects, the values before included, until
-the rows are taken: what is then done with them finds each value that is wrong, and words the error. So a row is written
-as a whole, and whatever is wrong is seen when the rows are taken, whichever way its column went.
+the rows are taken: their conversion then finds each wrong value, and words the error. So a row is written
+as a whole, and an error is seen when the rows are taken, whichever way its column went.
 """
 
 cimport cython
@@ -148,8 +148,8 @@ cdef class ColumnWriter:
 cdef class RowWriter:
     """Columns of rows: `codecs` has one codec, or None, for each of `names`.
 
-    `fields_of(row)` gives the fields of a row that is no plain tuple, or None if it is no row; `values_of(i, taken)`
-    gives back as a list what `take` would give for column `i`.
+    `fields_of(row)` gives the fields of a row that is not a plain tuple, or None if it is not a row; `values_of(i,
+    taken)` gives back as a list what `take` would give for column `i`.
 
     >>> from statebackend._core.codecs.type_codec import TypeCodec
     >>> from statebackend.types.serializers import serializer_for

@@ -1,14 +1,14 @@
 """The compiled form of a declared type: from Python objects to the bytes of its serializer, or of its keys, and back.
 
 A tree of codecs mirrors the type. Each knows the values that people usually have: exact ints, strs, lists and dicts,
-any kind of tuple, dataclasses, datetimes. It answers 0, or DAMAGED, for whatever else. Then the Python serializer or
+any kind of tuple, dataclasses, datetimes. It answers 0, or DAMAGED, for all others. Then the Python serializer or
 encoder takes over, from the beginning: its bytes and values are the same, and it words every error.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 cdef enum:
-    ROOM = 512                           # bytes that need no memory of their own
+    ROOM = 512                           # bytes that need no separate memory
 
 cdef struct Room:
     # Bytes that grow while a value is written.

@@ -68,7 +68,7 @@ import_datetime()
 
 cdef enum:
     MAX_BYTES = 0x7FFFFFFF               # of one value, as in an entry
-    MAX_FIELDS_HERE = 16                 # of a record that is read without memory of its own
+    MAX_FIELDS_HERE = 16                 # of a record that is read without separate memory
     TEXTS = 64                           # keys of maps that are kept
     LONGEST_TEXT = 32                    # bytes of such a key
 
@@ -134,7 +134,7 @@ cdef inline bint date_of(int64_t days, int *year, int *month, int *day) noexcept
 
 
 cdef inline int64_t microseconds_of(object value) noexcept:
-    """Microseconds from 1970-01-01 to what a datetime's fields say."""
+    """Microseconds from 1970-01-01 for a datetime's fields."""
     return (days_of(datetime_year(value), datetime_month(value), datetime_day(value)) * MICROSECONDS
             + (datetime_hour(value) * <int64_t>3_600 + datetime_minute(value) * 60 + datetime_second(value)) * 1_000_000
             + datetime_microsecond(value))
@@ -183,10 +183,10 @@ cdef object record_from(TypeCodec codec, PyObject **fields, Py_ssize_t n):
 
 @cython.final
 cdef class TypeCodec:
-    """The codec of a type: its name, its serializer, the codecs of its parts, and what else the kind needs.
+    """The codec of a type: its name, its serializer, the codecs of its parts, and the other needs of the kind.
 
-    A record has `names` if it is a ROW, and the class in which it comes back; `is_key` is for what has one zero and
-    one NaN.
+    A record has `names` if it is a ROW, and the class in which it comes back; `is_key` is for types with one zero
+    and one NaN.
 
     >>> from statebackend.types.serializers import serializer_for
     >>> codec = TypeCodec("LONG", serializer_for("bigint"))
@@ -300,7 +300,7 @@ cdef class TypeCodec:
     def values_of(self, const int64_t[::1] numbers not None, const uint8_t[::1] nulls=None):
         """The values of dates, timestamps and decimals, given as integers (long decimals: as two); None where `nulls`.
 
-        Raises OverflowError for a number that Python has no value for.
+        Raises OverflowError for a number outside of Python's values.
 
         >>> import numpy as np
         >>> from statebackend.types.serializers import serializer_for
@@ -347,7 +347,7 @@ cdef class TypeCodec:
         if numbers.shape[0] != len(values) or nulls.shape[0] != len(values):
             raise UsageError("there must be a place for each value")
         for i in range(numbers.shape[0]):
-            if i >= PyList_GET_SIZE(values):     # a time zone of somebody's own may have cut the list
+            if i >= PyList_GET_SIZE(values):     # a custom time zone may have cut the list
                 return False
             value = <object>PyList_GET_ITEM(values, i)
             nulls[i] = value is None
@@ -443,7 +443,7 @@ cdef class TypeCodec:
         return 1
 
     cdef int integer_of(self, object value, int64_t *number, bint runs_python) except -1:
-        """The integer that stands for a value, of a type from TYPE_LONG to TYPE_DECIMAL."""
+        """The integer that represents a value, of a type from TYPE_LONG to TYPE_DECIMAL."""
         cdef int128 long_number
         cdef object offset
         cdef int kind = self.kind
@@ -730,7 +730,7 @@ cdef class TypeCodec:
             fields = <PyObject **>malloc(n * sizeof(PyObject *))
             if fields == NULL:
                 raise MemoryError("no memory for the fields of a record")
-        # The fields first: nobody may see a record without them.
+        # The fields first: a record must not be visible without them.
         try:
             while made < n:
                 field = (<TypeCodec>PyTuple_GET_ITEM(self.parts, made)).read_slot(

@@ -1,7 +1,7 @@
 """Values of a declared type to stored bytes and back, one by one or many at once.
 
-The type's codec does it, without an object in between; what it does not know goes through the serializer, which words
-the errors, too. Both may run the user's code.
+The type's codec does it, without an object in between; other values go through the serializer, which words
+the errors too. Both may run the user's code.
 """
 
 cimport cython
@@ -18,7 +18,7 @@ from statebackend.errors import SerializationError, SerializationTypeError
 
 @cython.final
 cdef class ValueBytes:
-    """Converts values of one role of a state; `codec` and `serializer` are those of its type.
+    """Converts values of one role of a state; `codec` and `serializer` are its type's.
 
     >>> from statebackend.columns.codec_factory import type_codec
     >>> from statebackend.types import LONG

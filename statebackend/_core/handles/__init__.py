@@ -8,7 +8,7 @@ the key          `time_and_namespace`  the base of both backends: key, namespace
 every handle     `state_handle`      the base of both backends: the descriptor, and the rules of expiry
                  `table_handle`      finds the current key's entry, makes room for it, removes it
                  `cleanup`           removes what has expired
-                 `handle`            `Handle`: all of this together, what users may do with any state, its keys
+                 `handle`            `Handle`: all of this together, the calls of users on any state, its keys
 a state's kind   `single_handle`     one value for a key; value states
                  `adding_handle`     reducing, aggregating and folding states: the user's function, or a plan
                  `list_table_handle`  list states, and their iterator

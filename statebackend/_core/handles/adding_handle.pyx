@@ -70,7 +70,7 @@ cdef class AddingHandle(SingleHandle):
     def _add_in_turn(self, list keys not None, list namespaces, list times, list values not None, bint are_copies):
         """`add` each value, with its key current, its namespace and its time, if these are given.
 
-        If values `are_copies` of the declared type, which nobody else has, the function gets them as they are.
+        If values `are_copies` of the declared type, which have no other owner, the function gets them as they are.
         """
         cdef Py_ssize_t row
         cdef uint64_t entered
@@ -103,7 +103,7 @@ cdef class AddingHandle(SingleHandle):
         return self.add_by_function(value, is_copy)
 
     cdef int add_by_function(self, object value, bint is_copy) except -1:
-        """Add a value that is not None; what may be cleaned up was."""
+        """Add a value that is not None; expired entries were cleaned up."""
         cdef object old, result
         cdef uint64_t entered
         begin_call(self.core)

@@ -1,4 +1,4 @@
-"""Removal of what has expired; see `cleanup.pyx`."""
+"""Removal of expired entries; see `cleanup.pyx`."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -8,11 +8,11 @@ from statebackend._core.tables.state_table cimport StateTable
 from statebackend._core.tables.expiry_sweep cimport ExpiryIndex, Sweep
 
 cdef class CleanupHandle(TableHandle):
-    cdef int64_t cleanup_size            # entries that each access looks at; 0: there is no incremental cleanup
+    cdef int64_t cleanup_size            # entries that each access looks at; 0: incremental cleanup is off
     cdef Sweep walk                      # where the cleanup continues
     cdef bint walks_spaced
     cdef int64_t debt                    # slots' worth of long lists that later accesses must pay for
-    cdef readonly ExpiryIndex plain_index    # index of what expires; None before `advance` first asks
+    cdef readonly ExpiryIndex plain_index    # index of expiring entries; None before `advance` first asks
     cdef readonly ExpiryIndex spaced_index
     cdef int64_t oldest                  # the oldest timestamp that the last full round of cleanup has seen
     cdef bint clean_here(self) except -1

@@ -1,4 +1,4 @@
-"""Removal of what has expired: a little with each access, or everything that is due.
+"""Removal of expired entries: a little with each access, or everything that is due.
 
 Incremental cleanup walks over all entries, a few with each access, and begins a new round after the last one. A round
 that has seen everything knows a bound: no entry has an older timestamp. Until the bound expires, an access compares one
@@ -78,7 +78,7 @@ cdef class CleanupHandle(TableHandle):
         return self.spaced if spaced else self.plain
 
     cdef int clean_some(self, int64_t entries) except -1:
-        """Remove some of what has expired, if anything may have."""
+        """Remove some expired entries, if any may have expired."""
         cdef int64_t now
         if self.core.closed or self.core.inside or self.ttl == 0:
             return 0
@@ -98,7 +98,8 @@ cdef class CleanupHandle(TableHandle):
         """Go on with the walk, over about so many entries, and remove what has expired.
 
         This looks at no more than eight times as many slots, and at no slot twice. A list counts by its length: after
-        a long one, accesses look at nothing until it is paid for. What cannot be removed for want of memory stays.
+        a long one, accesses look at nothing until it is paid for. Entries that cannot be removed for want of memory
+        stay.
         """
         cdef int64_t slots = SLOTS_PER_ENTRY * entries
         cdef StateTable of
@@ -154,7 +155,7 @@ cdef class CleanupHandle(TableHandle):
         walk.is_under_way = False
         self.oldest = walk.oldest
         if walk.is_sure and walk.copies == self.copies():
-            walk.bound = min(walk.oldest, walk.began)    # what was written behind the walk is no older
+            walk.bound = min(walk.oldest, walk.began)    # what was written behind the walk is not older
         else:
             walk.bound = INT64_MIN
         return 0
@@ -265,6 +266,7 @@ cdef class CleanupHandle(TableHandle):
         self.expired_on_read += entries
 
     def _expiry_metrics(self):
-        """Return how much has expired so far, by what removed it, and the oldest timestamp of the last full round."""
+        """Return how much has expired so far, by the cause of removal, and the oldest timestamp of the last full
+        round."""
         return {"expired_on_read": self.expired_on_read, "expired_by_cleanup": self.expired_by_cleanup,
                 "oldest_timestamp": None if self.oldest == INT64_MAX else self.oldest}

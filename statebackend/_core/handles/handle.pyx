@@ -1,4 +1,4 @@
-"""`Handle`: what the handles of all states have in common.
+"""`Handle`: the shared part of the handles of all states.
 
     KeyContext  key, hash, group, namespace, now          StateCore.calls
         |                                                        |

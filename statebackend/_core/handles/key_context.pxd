@@ -17,9 +17,9 @@ cdef enum:
 
 cdef class KeyContext(TimeAndNamespace):
     cdef readonly StateCore core
-    cdef object key_room                 # of bytes that were written here, the owner; used again if nobody else has it
+    cdef object key_room                 # of bytes that were written here, the owner; used again without other owners
     cdef KeyShape shape
-    cdef object key_object               # the current key, if the turn is that of `key_turn`; or None
+    cdef object key_object               # the current key, if the turn is of `key_turn`; or None
     cdef uint64_t key_turn
     # Namespaces as they were given, of frozen types, with their names and numbers. A number counts only while the table
     # of namespaces has this very name for it: it may have been given to another namespace meanwhile.

@@ -159,7 +159,7 @@ cdef class KeyContext(TimeAndNamespace):
             ask_for_bucket(self.ahead.visits[i].table, coming.group, coming.hash)
 
     cdef void look_ahead(self) noexcept:
-        """Ask for what the next keys of the run will need."""
+        """Prefetch for the next keys of the run."""
         cdef LookAhead *ahead = &self.ahead
         cdef Coming *coming = coming_in(ahead, ENTRIES_AHEAD)
         cdef uint32_t i
@@ -187,7 +187,7 @@ cdef class KeyContext(TimeAndNamespace):
         return 0
 
     cdef int set_bytes_of_run(self, object key, const char *later, int64_t length) except -1:
-        """`set_other_key` in a run of keys that become bytes, where those of the key BUCKETS_AHEAD later are known.
+        """`set_other_key` in a run of keys that become bytes, where the bytes of the key BUCKETS_AHEAD later are known.
 
         They are at `later`; a length of 0: there are none, or they are not known.
         """
@@ -248,7 +248,7 @@ cdef class KeyContext(TimeAndNamespace):
         return is_expected
 
     cdef object room_for_key(self):
-        """Memory for the bytes of the next key: that of the last one, if nobody else holds it."""
+        """Memory for the bytes of the next key: the last one's, if it has no other owner."""
         if self.key_room is None or holders(<PyObject *>self.key_room) > 1 + (self.key_owner is self.key_room):
             self.key_room = PyBytes_FromStringAndSize(NULL, COMING_BYTES)
         return self.key_room
@@ -408,7 +408,7 @@ cdef class KeyContext(TimeAndNamespace):
         refs = self.core.core.namespace_refs
         if number >= <uint32_t>len(names) or names[number] is None:
             raise KeyError(number)
-        # A number that nobody holds is good until Python runs.
+        # A number that is not held is good until Python runs.
         refs[number] += 1
         refs[self.key.namespace] -= 1
         _old_object, self.namespace_object = self.namespace_object, None
@@ -424,7 +424,7 @@ cdef class KeyContext(TimeAndNamespace):
     # --- time ---
 
     def _saw(self, int64_t now):
-        """A call goes by this time; gives it back."""
+        """A call uses this time; gives it back."""
         if now < self.latest:
             self.setbacks += 1
         self.latest = now
@@ -459,7 +459,7 @@ cdef class Each:
         key = self.keys[self.at]
         if self.at + BUCKETS_AHEAD < len(self.keys):
             later = <PyObject *>self.keys[self.at + BUCKETS_AHEAD]
-            if self.at + 2 * BUCKETS_AHEAD < len(self.keys):     # the number lies in the object
+            if self.at + 2 * BUCKETS_AHEAD < len(self.keys):     # the number is in the object
                 prefetch(<PyObject *>self.keys[self.at + 2 * BUCKETS_AHEAD])
         self.at += 1
         if context.codec.form == KEY_NUMBER and PyLong_CheckExact(key) and long_as_int64(key, &number):

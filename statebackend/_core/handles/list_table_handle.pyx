@@ -176,7 +176,7 @@ cdef class ListTableHandle(Handle):
         return self.read_list(found)
 
     cdef list read_last(self, list found, uint64_t n):
-        """Fill a list that has no items yet with as many last elements, which lie in one chunk."""
+        """Fill a list without items with as many last elements, which are in one chunk."""
         cdef ListHead *head = self.head()
         cdef uint32_t width = self.table.element_width
         cdef char *element = elements_of(self.table, head.tail) + <uint64_t>(head.tail_used - n) * width

@@ -9,13 +9,13 @@ Each key is followed one step at a time, so that each step finds what the one be
     PARTS_AHEAD                           what is behind that: an entry of the map, the chunk before the last
     RESTS_AHEAD                           and one more: the second entry in that bucket, the next chunk
 
-Keys that become bytes have the bytes of the key in the place of the second entry and the value: CHAINS_AHEAD, those of
-the first entry in the bucket are asked for if its hash is the same, else the second entry; VALUES_AHEAD, the bytes of
-that. What lies behind an entry is followed by its hash alone. Hashes that were made ahead are used if the key has the
-expected bytes when it is set.
+Keys that become bytes have the bytes of the key in the place of the second entry and the value: CHAINS_AHEAD, the bytes
+of the first entry in the bucket are asked for if its hash is the same, else the second entry; VALUES_AHEAD, the bytes
+of that. The chain behind an entry is followed by its hash alone. Hashes that were made ahead are used if the key has
+the expected bytes when it is set.
 
-This happens in the tables in which the last key was looked up. For a map, those of the last four different map keys
-are expected that have come more than once lately: maps mostly have the same few keys. A key that has no map yet will
+This happens in the tables in which the last key was looked up. For a map, the last four different map keys are
+expected that have come more than once lately: maps mostly have the same few keys. A key without a map will
 have an anchor whose place is known, so that the bucket is known in which its first entry will come.
 
 While the entries of all tables that a key was looked up in fit in a processor's cache, nothing of this happens. For a
@@ -92,8 +92,8 @@ cdef struct LookAhead:
     # The lookups for the last key that had any.
     Visit visits[VISITS]
     uint32_t n_visits
-    bint is_complete                     # the key has changed since: the next lookup starts anew
-    bint is_wide                         # not all of what they look at stays in a processor's cache
+    bint is_complete                     # the key has changed since: the next lookup starts again
+    bint is_wide                         # not all entries that they visit stay in a processor's cache
 
 cdef inline bint is_wide(Table *table) noexcept nogil:
     return <uint64_t>table.lane.entries * table.layout.stride > NEAR_BYTES
@@ -154,7 +154,7 @@ cdef inline void ask_for_bucket(Table *table, uint32_t group, uint32_t hash) noe
         prefetch(head)
 
 cdef inline void ask_for_slot(Table *table, uint32_t slot) noexcept nogil:
-    """Ask for an entry; its value, or its namespace already, may lie on the next cache line."""
+    """Ask for an entry; its value, or its namespace already, may be on the next cache line."""
     cdef char *entry = <char *>entry_at(table.core, slot)
     prefetch(entry)
     prefetch(entry + table.layout.stride - 1)
@@ -175,7 +175,7 @@ cdef inline void ask_for_second(Table *table, uint32_t group, uint32_t hash, int
             ask_for_slot(table, entry.next)
 
 cdef inline void ask_for_bytes(Blob *blob, int64_t length) noexcept nogil:
-    """Ask for the bytes of a key; they may lie on two cache lines."""
+    """Ask for the bytes of a key; they may be on two cache lines."""
     prefetch(blob)
     prefetch(blob_data(blob) + length - 1)
 

@@ -322,7 +322,7 @@ cdef class MapTableHandle(Handle):
         return self.read_entry(key, True) is not ABSENT
 
     def put(self, key, value):
-        """Set the value of a key; a new key goes to the end. O(1) expected, whatever the size of the map."""
+        """Set the value of a key; a new key goes to the end. O(1) expected, for maps of any size."""
         cdef CoreKey inner
         cdef char number[8]
         cdef int64_t now
@@ -418,7 +418,7 @@ cdef class MapTableHandle(Handle):
         return not is_hidden
 
     def is_empty(self):
-        """Return True if there is no entry that a read would return; never changes anything."""
+        """Return True if no read would return an entry; never changes anything."""
         return not self.exists()
 
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1:
@@ -691,7 +691,7 @@ cdef class MapIterator:
         cdef CoreKey inner
         cdef object _owner, key, value = None
         if slot == 0:
-            raise StopIteration              # a state that nothing was ever put into has no table yet
+            raise StopIteration              # a state that was always empty lacks a table
         entries = self.entries()
         table = entries.table
         while slot:

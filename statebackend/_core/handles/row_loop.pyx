@@ -76,7 +76,7 @@ cdef class Iteration:
 cdef class Output:
     """Where the rows go that a function gives: to `writer`, or as they are to the list `rows`.
 
-    `refused(given)` is called for what cannot be iterated over, and raises.
+    `refused(given)` is called for objects that cannot be iterated over, and raises.
     """
     cdef readonly RowWriter writer
     cdef readonly list rows
@@ -133,9 +133,9 @@ cdef class Output:
 
 @cython.final
 cdef class RowTimes:
-    """The event times of rows, in columns. `timestamp` is that of the row at hand, None for a null.
+    """The event times of rows, in columns. `timestamp` is the row's at hand, None for a null.
 
-    State goes by the times `by`: those of the rows, but for rows that have none to go by.
+    State uses the times `by`: each row's own time, or the watermark if it has none.
     """
     cdef const int64_t[::1] own
     cdef const int64_t[::1] by
@@ -162,8 +162,8 @@ def run_rows(RowMaker rows not None, tuple key_columns not None, bint is_composi
              Output output not None, RowTimes times=None, before_row=None, guard=None):
     """Call `process(row, context)` for each row with its key current, and write what it gives.
 
-    The key is in the columns of these numbers: one, or those of a composite key. With `times`, states in event time go
-    by that of the row; `before_row()` is called when it is the row's turn. With `guard` each call stands between
+    The key is in the columns of these numbers: one, or several for a composite key. With `times`, states in event time
+    use the row's; `before_row()` is called when it is the row's turn. With `guard` each call stands between
     `begin()` and `passed()`, or `failed(at, error)`, and goes on if that does not raise. O(rows), and the function.
     """
     cdef KeyContext keys = backend if isinstance(backend, KeyContext) else None

@@ -18,7 +18,7 @@ cdef class StateHandle:
     cdef readonly TimeAndNamespace backend
     cdef readonly object descriptor      # the newest one of the state
     cdef readonly int64_t ttl            # 0: entries do not expire
-    cdef readonly bint in_event_time     # go by the time of rows, where they tell one
+    cdef readonly bint in_event_time     # use the time of rows, where they tell one
     cdef readonly bint refreshes         # a read renews the timestamp
     cdef readonly bint shows_expired     # a read returns what has expired until it is removed
     cdef public uint64_t expired_on_read
@@ -36,7 +36,7 @@ cdef inline int64_t time_of(StateHandle handle) noexcept:
 
 cdef inline bint is_dead(StateHandle handle, int64_t timestamp) noexcept:
     # Whether something that has expired by the time of the call may be removed: in event time, only when the watermark
-    # says so, too. A row that comes later with an earlier time may still see it.
+    # says so too. A row that comes later with an earlier time may still see it.
     if likely(not (handle.in_event_time and handle.backend.has_event_time)):
         return True
     return is_expired(timestamp, handle.ttl, handle.backend.event_cleaned)

@@ -1,13 +1,13 @@
-"""`StateHandle`: what the handles of both compiled backends have in common.
+"""`StateHandle`: the shared part of the handles of both compiled backends.
 
     StateHandle         descriptor, rules of expiry, time
       TableHandle       `_core.handles.table_handle`, heap: finds the current key's entry
       FamilyHandle      `_core.rocksdb.handles.family_handle`: finds what is stored at the current key
 
 Time. `time_of(handle)` is the time by which a state is read and stamped, `cleanup_time` that by which it is cleaned up.
-They differ in event time, where each row goes by its own: what has expired for this row may not have for another key's,
-or for a row that comes later with an earlier time. So cleanup goes by the watermark, below which only late rows come,
-and a read removes only what it does not see and `is_dead` by the watermark.
+They differ in event time, where each row uses its own: a value that has expired for this row may be live for another
+key's, or for a row that comes later with an earlier time. So cleanup uses the watermark, below which only late rows
+come, and a read removes only what it does not see and `is_dead` by the watermark.
 """
 
 from libc.stdint cimport int64_t
@@ -41,7 +41,7 @@ cdef class StateHandle:
         self.declared()
 
     cdef int64_t event_time(self) noexcept:
-        """The time of a state in event time: that of the row or the timer at hand, where there is one."""
+        """The time of a state in event time: the time of the row or the timer at hand, if any."""
         return self.backend.event_now if self.backend.has_event_time else self.backend.time()
 
     cdef int64_t cleanup_time(self) noexcept:

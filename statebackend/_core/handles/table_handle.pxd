@@ -35,19 +35,19 @@ cdef class TableHandle(StateHandle):
     cdef object make_table               # callable(namespaces) -> StateTable or MapTable
     cdef readonly object watcher         # of `check_mutations`, or None
     cdef readonly StateTable plain       # entries of VOID; of a map state the heads
-    cdef readonly StateTable spaced      # those of other namespaces; None until there is one
+    cdef readonly StateTable spaced      # entries of other namespaces; None at first
     cdef Table *plain_table
     cdef Table *spaced_table
     cdef int reach                       # the next thing that a lookup reads, see `look_ahead.pxd`
-    cdef bint is_cleaning                # they go by the watermark, meanwhile
+    cdef bint is_cleaning                # they use the watermark, meanwhile
     cdef int64_t floor                   # what is known of the oldest timestamps holds as long as none is older
     cdef uint64_t belated                # how often the time of a row was
     # The place of the current key's entry, found while `core.calls` was `stamp`.
     cdef uint64_t stamp
     cdef Table *table                    # NULL: nothing was ever put in a namespace other than VOID
     cdef CowMap *map
-    cdef uint32_t slot                   # 0: there is no entry
-    cdef Visit *followed                 # what looks ahead knows of this lookup; NULL: it does not follow it
+    cdef uint32_t slot                   # 0: no entry
+    cdef Visit *followed                 # the look-ahead's knowledge of this lookup; NULL: it does not follow it
     cdef int adopt_table(self, object made, bint is_spaced) except -1
     cdef int begin(self) except -1
     cdef int find_here(self) except -1

@@ -1,8 +1,8 @@
 """The base of all handles: the tables of one state, and the place of the current key's entry in them.
 
-A handle looks its key up once and remembers the slot. Whatever could move or free an entry increments
+A handle looks its key up once and remembers the slot. Every event that could move or free an entry increments
 `StateCore.calls`: another key or namespace, marks, snapshots, batches, reads that move entries of a growing map. Plain
-reads and writes in place do not. So `value()` and then `update()` search once, whatever other states do in between.
+reads and writes in place do not. So `value()` and then `update()` search once, also if other states work in between.
 
 Entries of the namespace VOID are in a table without namespace numbers. The first write to another namespace makes a
 second table, for all others.
@@ -52,7 +52,7 @@ cdef class TableHandle(StateHandle):
     # --- finding ---
 
     cdef int begin(self) except -1:
-        """Begin a call: check that the backend is open and a key is set, and reclaim a little of what waits for it."""
+        """Begin a call: check that the backend is open and a key is set, and reclaim a few waiting slots."""
         self.core.enter()
         self.core.leave()
         if not self.context.has_key:
@@ -89,7 +89,7 @@ cdef class TableHandle(StateHandle):
         return self.plain if self.context.key.namespace == 0 else self.spaced
 
     cdef int make_room(self) except -1:
-        """Make the table and the map for the current key if need be. May run Python; remembers the map anew."""
+        """Make the table and the map for the current key if need be. May run Python; remembers the map again."""
         cdef CowMap *map
         if self.table == NULL:
             self.make_spaced()
@@ -187,7 +187,7 @@ cdef class TableHandle(StateHandle):
         return now
 
     def _note_times(self, int64_t latest, int64_t earliest):
-        """A vectorised call goes by times between these, in any order: as so many scalar calls would, note them."""
+        """A vectorised call uses times between these, in any order: as so many scalar calls would, note them."""
         cdef int64_t of_row = self.context.event_now
         if not self.in_event_time or not self.context.has_event_time:
             return

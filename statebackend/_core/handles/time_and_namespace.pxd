@@ -56,7 +56,7 @@ cdef class TimeAndNamespace:
     cdef int64_t time(self) noexcept
 
 cdef inline int begin_time(TimeAndNamespace context) except -1:
-    # A key is set, or some other operation begins that may change something: it goes by the time from here on.
+    # A key is set, or some other operation begins that may change something: it uses the time from here on.
     if context.time_source == TIME_OF_SYSTEM:
         context.now_known = False
         return 0

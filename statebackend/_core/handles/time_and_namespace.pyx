@@ -112,7 +112,7 @@ cdef class TimeAndNamespace:
 
     @property
     def _key_group(self):
-        """The key group of the current key, which follows from the key: what is set here is not looked at."""
+        """The key group of the current key, which follows from the key: the value set here is ignored."""
         return self.key.group
 
     @_key_group.setter
@@ -172,7 +172,7 @@ cdef class TimeAndNamespace:
         return 0
 
     cdef int64_t time(self) noexcept:
-        """The time at which the current key was set, or that of the vectorised call that is running."""
+        """The time at which the current key was set, or of the vectorised call that is running."""
         if not self.now_known:
             self.now = wall_clock_ms(&self.wall_clock)
             self.now_known = True

@@ -16,7 +16,7 @@ cdef enum:
     TICKET_SHIFT = 7                     # tickets of a page: 536 bytes
     PAGE_TICKETS = 1 << 7
     PUT_ASIDE = 0xFFFFFFFF               # in place of a place: the node is in the log
-    NOT_QUEUED = 0x80000000              # this bit: there is no such node in the queue
+    NOT_QUEUED = 0x80000000              # this bit: the queue lacks the node
     IN_MAP = 0x80000000                  # this bit of a ticket: the timer is an entry of the map state
 
 cdef struct Timer:

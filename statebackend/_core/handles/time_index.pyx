@@ -22,8 +22,8 @@ timers there only; the next one that is registered goes to the key's entry again
 The queue only orders them: it has one node for each timer, and no others. The entry and the node have the same ticket,
 which leads from one to the other. So a deleted timer takes its node along, wherever that is.
 
-A rollback changes the set behind the queue's back. So while a mark is open, the queue keeps a log of its own: of each
-registration its ticket, and each node that left the queue, with its ticket and what it refers to, so that meanwhile the
+A rollback changes the set behind the queue's back. So while a mark is open, the queue keeps its own log: of each
+registration its ticket, and each node that left the queue, with its ticket and its references, so that meanwhile the
 number of the anchor or the namespace names no other. After a rollback, the log is reversed down to the mark. Records
 that are older than the oldest open mark are let go of, a few in each call.
 
@@ -162,7 +162,7 @@ cdef bint tickets_reserve(Budget *budget, Tickets *tickets) noexcept nogil:
 
 
 cdef uint32_t ticket_take(Tickets *tickets) noexcept nogil:
-    """A ticket that nobody has; there must be room."""
+    """A free ticket; there must be room."""
     cdef TicketPage *page = tickets.with_room
     cdef uint32_t which = page.freed
     if which != PAGE_TICKETS:
@@ -178,7 +178,7 @@ cdef uint32_t ticket_take(Tickets *tickets) noexcept nogil:
 
 
 cdef void ticket_give(Budget *budget, Tickets *tickets, uint32_t ticket) noexcept nogil:
-    """Take a ticket back. An empty page goes if another one has room."""
+    """Return a ticket. An empty page goes if another one has room."""
     cdef TicketPage *page = page_of(tickets, ticket)
     cdef uint32_t which = ticket & (PAGE_TICKETS - 1)
     page.places[which] = <uint32_t>NOT_QUEUED | page.freed
@@ -200,7 +200,7 @@ cdef void ticket_give(Budget *budget, Tickets *tickets, uint32_t ticket) noexcep
 
 
 cdef uint32_t place_in_queue(Tickets *tickets, Pages *queue, uint32_t ticket) noexcept nogil:
-    """Where a ticket's node is in the queue, whatever the ticket; NOT_QUEUED if it is not there. O(log nodes)."""
+    """Where a ticket's node is in the queue, for any ticket; NOT_QUEUED if it is not there. O(log nodes)."""
     cdef uint32_t place, page = (ticket & ~<uint32_t>IN_MAP) >> TICKET_SHIFT
     if page >= tickets.n_pages or tickets.pages[page] == NULL \
             or (ticket & (PAGE_TICKETS - 1)) >= tickets.pages[page].fresh:
@@ -236,7 +236,7 @@ TIMER_BYTES = sizeof(Timer)              # the value of an entry
 @cython.final
 @cython.no_gc_clear                      # nodes hold references into the core
 cdef class TimerHandle(Handle):
-    """The timers of one domain: a timer in the entry of its key, and a map state for those beside it."""
+    """The timers of one domain: a timer in the entry of its key, and a map state for those next to it."""
 
     def __init__(self, *arguments, make_more, **options):
         """`make_more()` returns the MapTableHandle of a map state whose keys are times."""
@@ -283,7 +283,7 @@ cdef class TimerHandle(Handle):
         if self.stamp != self.core.calls:
             self.find_here()
         if unlikely(self.map == NULL):
-            self.make_room()             # which may run Python; nothing below does, but for `add_more`
+            self.make_room()             # which may run Python; nothing below does, except for `add_more`
         if unlikely(self.slot != 0):
             return timer_at(self.table, self.slot).time != time and self.add_more(time)
         if unlikely(self.more is not None) and self.is_in_more(time):
@@ -558,7 +558,7 @@ cdef class TimerHandle(Handle):
         return at
 
     cdef int sift_down(self, uint64_t index, Node node) except -1:
-        """Let a node sink from a free place to its own. What rises for it does not note that: see `Tickets`.
+        """Let a node sink from a free place to its own. Nodes that rise for it do not note that: see `Tickets`.
 
         What comes near the front will be due soon: its bucket is prefetched first, then its entry.
         """
@@ -823,7 +823,7 @@ cdef class TimerHandle(Handle):
         return 0
 
     def _requeue(self):
-        """Build the queue anew from the set, after something else has filled it. O(timers log timers)."""
+        """Build the queue again from the set, after something else has filled it. O(timers log timers)."""
         self.forget_all()
         self.complete_since = self.core.marks_opened
         self.visit_all(None, 0, 0xFFFFFFFF)
@@ -853,7 +853,7 @@ cdef class TimerHandle(Handle):
         return 0
 
     cdef int visit(self, Table *table, MapTable map, list rows, uint32_t first, uint32_t last) except -1:
-        """Visit the entries of a table, which is that of the entries of `map` unless this is None."""
+        """Visit the entries of a table, which has the entries of `map` unless this is None."""
         cdef CowMap *entries
         cdef Walk walk
         cdef Entry *entry
@@ -1052,5 +1052,5 @@ cdef class TimerIndex:
             0 if self.processing is None else self.processing.fired)
 
     def _made(self, domain, bint makes=False):
-        """The handle of a domain; None if there was no timer in it, and it is not to be made."""
+        """The handle of a domain; None if it is empty and not to be made."""
         return self.of(domain, makes)

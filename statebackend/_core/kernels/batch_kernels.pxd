@@ -1,4 +1,4 @@
-"""Batch calls, for the other modules of kernels, which bring a last stage of their own.
+"""Batch calls, for the other modules of kernels, which bring their own last stage.
 
 A `BlockFunction` applies up to 32 rows in their order. It gets the maps of their groups, NULL where a map was never
 needed. If a row fails, it sets `run.failure` and `run.failed_row` and returns False.
@@ -87,7 +87,7 @@ cdef struct Batch:
     uint32_t *starts                     # first sorted position of each group, and the end
     uint32_t *counts                     # lane by lane: rows of each group, then next position
     int n_lanes
-    # What another module of kernels adds: `block`, which replaces the general last stage, and what that needs.
+    # What another module of kernels adds: `block`, which replaces the general last stage, and its needs.
     BlockFunction block
     const uint8_t *nulls                 # by row: whether the value is null; NULL where none is
     int64_t ttl                          # 0: none
@@ -97,7 +97,7 @@ cdef struct Batch:
 
 cdef struct Reading:
     # The `extra` of reads where values expire.
-    int64_t dead_at                      # what has expired by then, too, is removed
+    int64_t dead_at                      # what has expired by then too, is removed
     bint shows_expired
     bint renews
     bint looks_only                      # only reports what exists, and changes nothing
@@ -111,7 +111,7 @@ cdef inline int64_t stamp_on(const Batch *batch, int64_t row, Entry *entry) noex
     return written_at((<int64_t *>payload_of(batch.table, entry))[0], stamp, True) if batch.keeps_latest else stamp
 
 cdef inline int64_t time_of_death(dead_at) except? -1:
-    """None: whatever a call does not see is dead."""
+    """None: everything that a call does not see is dead."""
     return INT64_MAX if dead_at is None else dead_at
 
 cdef inline uint32_t namespace_of_row(const Batch *batch, int64_t row) noexcept nogil:
@@ -176,7 +176,7 @@ cdef inline void load_key(Batch *batch, int64_t at, RowKey *key) noexcept nogil:
             key.hash = batch.hashes[at]
 
 cdef inline bint is_untouched(const Batch *batch, const Entry *entry) noexcept nogil:
-    """Return True if a call that wants its touched keys has not written this entry, or if there is no entry (NULL)."""
+    """Return True if a call that wants its touched keys has not written this entry, or without an entry (NULL)."""
     return entry == NULL or entry.version < batch.untouched_below
 
 cdef inline void note_touched(Batch *batch, LaneRun *run, bint is_first, int64_t row, uint32_t slot) noexcept nogil:
@@ -203,7 +203,7 @@ cdef struct Crew:
     int n_lanes
     uint32_t turn                        # counts phases
     uint32_t phase                       # of this turn
-    uint32_t claimed[16]                 # by lane: the newest turn that somebody works on
+    uint32_t claimed[16]                 # by lane: the newest turn that is in work
     uint32_t done[16]                    # by lane: the newest turn that is done
     uint32_t is_over
     int64_t came                         # threads so far

@@ -74,7 +74,7 @@ cdef enum:
     SAMPLE = 256                         # rows at least that tell how many keys a group of a batch has
     LARGEST_SAMPLE = 2048                # the same, of a large group
     LOOKS = 32                           # of those, how many are looked up
-    SHORT_KEY = 32                       # bytes of a key, from 8 on, up to which the second phase moves them, too
+    SHORT_KEY = 32                       # bytes of a key, from 8 on, up to which the second phase moves them too
     HASHED_AT_ONCE = 512                 # byte keys
     AHEAD = 24                           # touched keys whose entries are asked for in advance
     MOST_FEW = 64                        # touched keys that are compared, not counted by key group
@@ -168,7 +168,7 @@ cdef void scatter_rows(Batch *batch, LaneRun *run, uint32_t *positions) noexcept
 
 
 cdef void prepare_group(Batch *batch, uint32_t group) noexcept nogil:
-    """Give a map the buckets that the batch's rows need. If there is no memory, it grows as it goes."""
+    """Give a map the buckets that the batch's rows need. Without memory, it grows as it goes."""
     cdef Table *table = batch.table
     cdef CowMap *map = table.maps[group]
     cdef uint32_t rows = batch.starts[group + 1] - batch.starts[group]
@@ -263,7 +263,7 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
             while batch.starts[group + 1] <= at:
                 group += 1
             if batch.starts[group + 1] - batch.starts[group] >= BLOCK:
-                # The end of a large group is a block of its own, so that the next group begins with its own map.
+                # The end of a large group is its own block, so that the next group begins with its own map.
                 n = <uint32_t>min(<int64_t>n, batch.starts[group + 1] - at)
                 if at == batch.starts[group]:
                     if inserts:
@@ -283,7 +283,7 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
                 while batch.starts[group + 1] <= at + i:
                     group += 1
                 if i and at + i == batch.starts[group] and batch.starts[group + 1] - batch.starts[group] >= BLOCK:
-                    n = <uint32_t>i      # a large group begins with a block of its own
+                    n = <uint32_t>i      # a large group begins with its own block
                     break
                 maps[i] = batch.table.maps[group]
                 i += 1
@@ -437,7 +437,7 @@ cdef inline bint is_in_chain(Core *core, uint32_t slot, uint32_t wanted) noexcep
 
 cdef inline uint32_t insert_at_head(Lane *lane, Table *table, CowMap *map, uint32_t *head, int64_t key, uint32_t ns,
                                     uint32_t hash, Log *log) noexcept nogil:
-    """`insert` where nothing stands in the way: room in the log, a bucket to write. 0 without memory."""
+    """`insert` where nothing is in the way: room in the log, a bucket to write. 0 without memory."""
     cdef uint32_t slot = slot_alloc(table, map)
     cdef Entry *entry
     if unlikely(slot == 0):
@@ -459,7 +459,7 @@ cdef inline uint32_t insert_at_head(Lane *lane, Table *table, CowMap *map, uint3
 
 cdef inline uint32_t clone_head(Lane *lane, Table *table, CowMap *map, uint32_t *head, bint is_blob,
                                 Log *log) noexcept nogil:
-    """`slot_for_write` for the old first entry of a chain, where nothing stands in the way. 0 without memory."""
+    """`slot_for_write` for the old first entry of a chain, where nothing is in the way. 0 without memory."""
     cdef uint32_t slot = slot_alloc(table, map), old = head[0]
     cdef Entry *entry
     cdef char *room
@@ -602,7 +602,7 @@ cdef bint slow_row(Batch *batch, LaneRun *run, CowMap *map, int64_t at) noexcept
 
 cdef inline bint stage_map(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n, Operation op,
                            uint32_t width, bint is_blob, BlockStages *staged) noexcept nogil:
-    """Stage the rows of a block, after their share of a rehash: what the stages find stays where it is."""
+    """Stage the rows of a block, after their share of a rehash: entries that the stages find stay in place."""
     if unlikely(map.secondary.capacity != 0 and at >= run.paid_until) and not pay_rehash(batch, run, map, at, n):
         return False
     stage_rows(batch, map, at, n, op, is_blob, width, staged)
@@ -633,7 +633,7 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
 
     A row in between may have cloned an entry that an early stage found. Then the version of that entry says that it
     belongs to a snapshot. Or it may have inserted an entry that no stage found: `slow_row` looks again. Or it has
-    removed the entry, as a null does, and a read of what has expired: then rows whose key may be the same look again.
+    removed the entry, as a null does, and a read of an expired entry: then rows whose key may be the same look again.
     """
     cdef Table *table = batch.table
     cdef Core *core = table.core
@@ -742,7 +742,7 @@ cdef bint wide_block(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32
 
 cdef inline bint wide_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n, Operation op,
                            bint is_blob) noexcept nogil:
-    """As `fast_rows`: reads, and updates of what is there; new keys go to `slow_row`. Bytes are overwritten in place,
+    """As `fast_rows`: reads, and updates of existing entries; new keys go to `slow_row`. Bytes are overwritten in place
     too, where they can be.
     """
     cdef Table *table = batch.table
@@ -804,7 +804,7 @@ cdef inline bint wide_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
 
 
 cdef inline void prefetch_bytes(Blob *blob, int64_t length) noexcept nogil:
-    """Ask for a blob that probably has so many bytes; they may lie on two cache lines."""
+    """Ask for a blob that probably has so many bytes; they may be on two cache lines."""
     prefetch_write(blob)
     prefetch_write(blob_data(blob) + length - 1)
 
@@ -833,7 +833,7 @@ cdef inline uint32_t replace(Batch *batch, Lane *lane, CowMap *map, BlockStages 
                              int64_t row) noexcept nogil:
     """Put an entry with a new value in place of a snapshot's at the head of its chain. 0 if it takes more than that.
 
-    The old value stays where it is, with the snapshot's entry: nobody touches its bytes.
+    The old value stays where it is, with the snapshot's entry: its bytes stay untouched.
     """
     cdef Table *table = batch.table
     cdef Log *log = NULL
@@ -959,7 +959,7 @@ _pool_lock = threading.Lock()
 
 
 def _thread_pool():
-    """Return the threads beside the caller's own. The first use makes them; a forked child forgets them."""
+    """Return the threads besides the caller's own. The first use makes them; a forked child forgets them."""
     global _pool
     with _pool_lock:
         if _pool is None:
@@ -1000,7 +1000,7 @@ cdef void run_phase(Crew *crew, uint32_t phase) noexcept nogil:
     work_on(crew.batch, &crew.runs[0], phase, 0)
     for lane in range(1, crew.n_lanes):
         if claim(&crew.claimed[lane], turn):
-            work_on(crew.batch, &crew.runs[lane], phase, lane)       # nobody has begun it
+            work_on(crew.batch, &crew.runs[lane], phase, lane)       # it was not begun
             store_u32(&crew.done[lane], turn)
     for lane in range(1, crew.n_lanes):
         while load_u32(&crew.done[lane]) != turn:
@@ -1008,7 +1008,7 @@ cdef void run_phase(Crew *crew, uint32_t phase) noexcept nogil:
 
 
 cdef void work_along(Crew *crew) noexcept nogil:
-    """Do the lanes of each phase that nobody has begun, until the call is over."""
+    """Do the lanes of each phase that were not begun, until the call is over."""
     cdef uint32_t seen = 0, turn
     cdef int i, lane, others = crew.n_lanes - 1, idle = 0
     cdef int64_t first = add_i64(&crew.came, 1)
@@ -1087,7 +1087,7 @@ cdef Failure run_chunk(Crew *crew) noexcept nogil:
 
 
 cdef void join_touched(Batch *batch, LaneRun *run) noexcept nogil:
-    """Move the keys that a lane has touched behind those of the lanes and chunks before it."""
+    """Move the keys that a lane has touched behind the keys of the lanes and chunks before it."""
     cdef int64_t n = run.last_touched - run.first_touched, i
     cdef Touch *place = batch.touched + batch.n_touched
     memmove(place, batch.touched + run.first_touched, n * sizeof(Touch))
@@ -1432,7 +1432,7 @@ cdef class BatchCall:
             pool = _thread_pool()
             for _lane in range(1, self.batch.n_lanes):
                 pool.submit(self.work)
-        except RuntimeError:             # there is no thread to be had: the caller's own does everything
+        except RuntimeError:             # without more threads, the caller's own does everything
             pass
         return 0
 
@@ -1471,7 +1471,7 @@ cdef class BatchCall:
         return 0
 
     cdef bint _is_short(self) noexcept:
-        """Return True for values of eight or four bytes with nothing beside them but a timestamp."""
+        """Return True for values of eight or four bytes with nothing next to them but a timestamp."""
         cdef uint32_t width = self.batch.width
         return (width == 8 or width == 4) and (
             self.batch.table.layout.payload_width == width + 8 * self.batch.table.layout.has_timestamp)
@@ -1509,7 +1509,7 @@ cdef class BatchCall:
         self.keep.append(scratch)
         base = <char *><uintptr_t>scratch.__array_interface__["data"][0]
         if self.batch.keys == NULL:
-            self.batch.short_keys = base     # first: none of them lies on two cache lines
+            self.batch.short_keys = base     # first: none of them is on two cache lines
             base += size * SHORT_KEY
         self.batch.sorted_keys = <int64_t *>base
         self.batch.sorted_rows = <uint32_t *>(base + size * 8)
@@ -1576,7 +1576,7 @@ cdef class BatchCall:
                     owner.undo_failed(journal, log, self.runs[0].journal_records, &carried)
                 owner.settle_undone(journal, &carried)
             except MemoryError:
-                for i in range(self.batch.n_lanes):      # the backend is closed; what the logs hold goes with it
+                for i in range(self.batch.n_lanes):      # the backend is closed; the logs' contents go with it
                     let_die(core, journal, &self.runs[i].used.undo)
                     let_die(core, journal, &self.runs[i].lane.own_journal)
                 raise

@@ -1,4 +1,4 @@
-"""Batches over map states: rows of key and map key. Both tables of a map lie in the key's group, and in its lane.
+"""Batches over map states: rows of key and map key. Both tables of a map are in the key's group, and in its lane.
 
 The lane belongs to the table of keys. Its logs take the records of both tables, in the order of time. The entries of
 the table of map entries are counted separately (`LaneRun.inner_entries`).
@@ -35,7 +35,7 @@ cdef struct MapRows:
     const int64_t *keys                  # map keys by row, or their offsets and data
     const int64_t *offsets
     const char *data
-    int64_t dead_at                      # what has expired by then, too, is removed
+    int64_t dead_at                      # what has expired by then too, is removed
     bint shows_expired
     bint renews
 
@@ -238,7 +238,7 @@ def get_many(MapTable maps not None, keys, map_keys, *, namespace=0, now=0, int6
     """The values of each row's map key and a mask of those found, where None does not count; bytes as (offsets, data).
 
     With `ttl`, it removes what has expired at `now` and, with `renews`, stamps the rest. In event time, only what has
-    expired by the time `dead_at`, too, is removed, and no timestamp becomes older.
+    expired by the time `dead_at` too, is removed, and no timestamp becomes older.
 
     >>> from statebackend._core.tables.map_table import MapTable
     >>> from statebackend._core.tables.state_core import StateCore

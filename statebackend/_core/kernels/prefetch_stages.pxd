@@ -1,4 +1,5 @@
-"""The stages of a block of rows of one map: what its rows look for is asked for ahead, so that cache misses overlap."""
+"""The stages of a block of rows of one map: the memory that its rows need is prefetched, so that cache misses
+overlap."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -29,7 +30,7 @@ cdef inline void prefetch_entry(BlockStages *staged, uint32_t i, uint32_t last_b
         prefetch(<char *>staged.entries[i] + last_byte)
 
 cdef inline void prefetch_key(Entry *entry, uint32_t length) noexcept nogil:
-    """Ask for the bytes of an entry's key, which should be so many; they may lie on two cache lines."""
+    """Ask for the bytes of an entry's key, which should be so many; they may be on two cache lines."""
     prefetch(<char *>entry.key)
     prefetch(blob_data(<Blob *>entry.key) + length - 1)
 

@@ -67,7 +67,7 @@ def read_many(StateTable table not None, keys, *, now, int64_t ttl, dead_at=None
               bint renews=False, namespace=0, int threads=1):
     """As `kernels.get_many` at a time `now`: removes what has expired and, with `renews`, stamps what has not. Atomic.
 
-    `now` is one for all, or an array. In event time, only what has expired by the time `dead_at`, too, is removed, and
+    `now` is one for all, or an array. In event time, only what has expired by the time `dead_at` too, is removed, and
     no timestamp becomes older.
 
     >>> from statebackend._core.tables.state_core import StateCore

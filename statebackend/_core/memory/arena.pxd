@@ -7,8 +7,8 @@
              refs, which halves the size of every link; one arena reaches 32 GB.
     blob     a counted byte string, cut from slabs of its size class
 
-Runs come and go under a spin lock, because the threads of a batch kernel share the arena. Each thread has a heap of
-blobs of its own. A blob goes back to the slab that it is from, whoever drops it. The system gives and takes
+Runs come and go under a spin lock, because the threads of a batch kernel share the arena. Each thread has its own
+heap of blobs. A blob goes back to the slab that it is from, from any thread. The system gives and takes
 extents in the middle of operations, so this happens without Python, in which finalisers and signal handlers would run.
 """
 
@@ -57,7 +57,7 @@ cdef struct ArenaCore
 cdef struct BlobHeap
 
 cdef struct Budget:
-    # Bytes of a backend's arena, and of the C heap beside it. `limit` 0 means none.
+    # Bytes of a backend's arena, and of the C heap next to it. `limit` 0 means none.
     int64_t used
     int64_t limit
     uint32_t refused                     # a Refusal: why memory was last refused
@@ -101,7 +101,7 @@ cdef struct Slab:
     uint32_t fresh_offset                # blocks from here on were never used
 
 cdef struct BlobHeap:
-    # The slabs that one lane allocates from, those of the first also outside batches.
+    # The slabs that one lane allocates from, the first's also outside batches.
     ArenaCore *arena
     Slab *partial[SIZE_CLASSES]
     uint32_t lock                        # guards the heap's slabs, their headers included
@@ -167,7 +167,7 @@ cdef inline void blob_drop(BlobHeap *heap, Blob *blob) noexcept nogil:
         blob_free(heap, blob)
 
 cdef inline bint blob_takes(const Blob *blob, uint64_t length) noexcept nogil:
-    """Return True if the blob has one owner, and a block that would be the right one for so many bytes, too."""
+    """Return True if the blob has one owner, and a block that would be the right one for so many bytes too."""
     cdef uint64_t size = length + sizeof(Blob), own = <uint64_t>blob.length + sizeof(Blob)
     if blob.refs != 1:
         return False

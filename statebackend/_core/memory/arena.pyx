@@ -216,7 +216,7 @@ cdef bint drop_idle_extent(ArenaCore *arena, bint is_kept) noexcept nogil:
 
 
 cdef void give_back_unused(ArenaCore *arena) noexcept nogil:
-    """Give back half of the extents that nobody has used since the last time."""
+    """Give back half of the extents that were not used since the last time."""
     cdef uint32_t n = (arena.least_idle + 1) // 2
     while n and drop_idle_extent(arena, False):
         n -= 1
@@ -224,7 +224,7 @@ cdef void give_back_unused(ArenaCore *arena) noexcept nogil:
 
 
 cdef uint32_t run_alloc(ArenaCore *arena, int order) noexcept nogil:
-    """A run of 2^order bytes, not zeroed; 0 if there is no memory."""
+    """A run of 2^order bytes, not zeroed; 0 without memory."""
     cdef uint32_t mask, ref, right
     cdef int at, larger
     cdef bint added
@@ -242,7 +242,7 @@ cdef uint32_t run_alloc(ArenaCore *arena, int order) noexcept nogil:
         if not added and mask == 0:      # and no other lane has made one meanwhile
             spin_unlock(&arena.lock)
             return 0
-    # The lowest block that is large enough, not the smallest: so what is left after a peak gathers in few extents.
+    # The lowest block that is large enough, not the smallest: so the rest after a peak gathers in few extents.
     at = order + ctz(mask)
     ref = arena.free_head[at]
     larger = at + 1
@@ -301,7 +301,8 @@ cdef void run_free(ArenaCore *arena, uint32_t ref, int order) noexcept nogil:
 #
 # A slab is a run of 32 KB, aligned to its size, so that a block finds its slab by masking its address. Blocks above the
 # largest class come from the C heap. Each slab belongs to a heap, under whose lock it is while several threads work. A
-# heap without room takes a slab from another one before it makes a new one, so what one lane has freed all can use.
+# heap without room takes a slab from another one before it makes a new one, so all can use memory that one lane has
+# freed.
 
 cdef enum:
     SLAB_HEADER = 64
@@ -327,7 +328,7 @@ cdef inline void unlink_slab(Slab *slab) noexcept nogil:
 cdef inline void link_slab(BlobHeap *heap, Slab *slab) noexcept nogil:
     """Let blocks be cut from a slab next; but first from one that is at hand and more than half empty.
 
-    While much is freed, what is new then gathers in few slabs, and the others go back.
+    While much is freed, new blocks then gather in few slabs, and the others go back.
     """
     cdef Slab *first = heap.partial[slab.size_class]
     slab.heap = heap
@@ -344,7 +345,7 @@ cdef inline void link_slab(BlobHeap *heap, Slab *slab) noexcept nogil:
 
 
 cdef void lock_both(BlobHeap *held, BlobHeap *other) noexcept nogil:
-    """Lock `other`, too, waiting for it; `held` is let go meanwhile, or two lanes could wait for each other."""
+    """Lock `other` too, waiting for it; `held` is let go meanwhile, or two lanes could wait for each other."""
     spin_unlock(&held.lock)
     spin_lock(&min(held, other).lock)
     spin_lock(&max(held, other).lock)
@@ -384,7 +385,7 @@ cdef bint take_slab(BlobHeap *heap, uint32_t which) noexcept nogil:
 
 
 cdef bint make_slab(BlobHeap *heap, uint32_t which) noexcept nogil:
-    """Cut a new slab; False if there is no memory. The caller holds the lock of `heap`, which is let go meanwhile."""
+    """Cut a new slab; False without memory. The caller holds the lock of `heap`, which is let go meanwhile."""
     cdef bint is_shared = heap.arena.is_shared
     cdef uint32_t ref
     cdef Slab *slab
@@ -406,7 +407,7 @@ cdef bint make_slab(BlobHeap *heap, uint32_t which) noexcept nogil:
 
 
 cdef void *block_alloc(BlobHeap *heap, uint64_t size) noexcept nogil:
-    """A block of at least `size` bytes, aligned to 8; NULL if there is no memory."""
+    """A block of at least `size` bytes, aligned to 8; NULL without memory."""
     cdef uint32_t which, width, offset
     cdef bint is_shared = heap.arena.is_shared, has_room
     cdef Slab *slab
@@ -428,7 +429,7 @@ cdef void *block_alloc(BlobHeap *heap, uint64_t size) noexcept nogil:
     offset = slab.free_offset
     if offset:
         slab.free_offset = (<uint32_t *>(<char *>slab + offset))[0]
-        # Freed blocks lie in no order: ask for the one that the next call will take.
+        # Freed blocks are in no order: ask for the one that the next call will take.
         prefetch_write(<char *>slab + slab.free_offset)
     else:
         offset = slab.fresh_offset
@@ -502,7 +503,7 @@ cdef void ask_for_block(void *block) noexcept nogil:
 
 
 cdef Blob *blob_new(BlobHeap *heap, const char *data, uint64_t length) noexcept nogil:
-    """A blob with one reference that holds a copy of `data`; NULL if there is no memory."""
+    """A blob with one reference that holds a copy of `data`; NULL without memory."""
     cdef Blob *blob
     blob = <Blob *>block_alloc(heap, length + sizeof(Blob))
     if blob == NULL:
@@ -562,7 +563,7 @@ cdef void raw_free(Budget *budget, void *block, uint64_t size) noexcept nogil:
 
 
 cdef int check_slabs(ArenaCore *arena) except -1:
-    """Verify that the slabs with room are those of their heap and class, and that their blocks add up."""
+    """Verify that the slabs with room belong to their heap and class, and that their blocks add up."""
     cdef BlobHeap *heap
     cdef Slab *slab
     cdef Slab *last
@@ -659,7 +660,7 @@ cdef class Arena:
         return self.scratch_memory
 
     def trim(self):
-        """Give the working memory of batches, empty extents, and what ended arenas left, back to the system."""
+        """Give the working memory of batches, empty extents, and the rest of ended arenas, back to the system."""
         self.scratch_memory = None
         spares_drop(&self.core.spares, False)
         kept_drop()
@@ -667,7 +668,7 @@ cdef class Arena:
             pass
 
     cdef void leave(self) noexcept:
-        """Give back what nobody uses any more, some of it to the arenas that come."""
+        """Give back unused memory, some of it to the arenas that come."""
         self.scratch_memory = None
         spares_drop(&self.core.spares, True)
         while drop_idle_extent(&self.core, True):

@@ -1,4 +1,4 @@
-"""Rows of bytes as offsets and data: what calls for many keys or values take and give."""
+"""Rows of bytes as offsets and data: the input and output of calls for many keys or values."""
 
 from libc.stdint cimport int64_t, uint8_t
 

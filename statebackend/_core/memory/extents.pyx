@@ -7,7 +7,7 @@ operation that happens to need it. So once a state grows, a thread makes the nex
                  ^           |
                  +- extents -+  the thread maps and touches one at a time, for the first that waits
 
-What arenas leave behind when they end serves the next one, which then has no first touches: 16 extents are kept.
+What arenas leave behind when they end serves the next one, which then avoids first touches: 16 extents are kept.
 
 The thread belongs to the C library and never asks for the GIL. It starts when it is first needed. A forked child has
 none until it needs one itself; the extent in the thread's hands at the fork, 2 MB at most, stays mapped in the child.
@@ -38,7 +38,7 @@ cdef extern from *:
     #endif
     }
 
-    /* In the checked build nothing is zero by chance, and what an arena has returned is not what it was. */
+    /* In the checked build nothing is zero by chance, and memory that an arena has returned is overwritten. */
     static inline void sb_poison(char *memory, size_t size) {
     #ifdef STATEBACKEND_DEBUG
         memset(memory, 0xDB, size);

@@ -1,4 +1,4 @@
-"""The interpreter's own functions that several modules call, and what it wants of a compiled loop.
+"""The interpreter's own functions that several modules call, and its demands on a compiled loop.
 
 The loop calls the user's functions, which may run no bytecode.
 """

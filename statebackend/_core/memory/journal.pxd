@@ -1,4 +1,4 @@
-"""Append-only logs in chunks from the arena: undo journals and lists of what awaits reclaiming.
+"""Append-only logs in chunks from the arena: undo journals and lists of memory that awaits reclaiming.
 
 A record ends with an 8-byte trailer that tells its size, so a log is read from its end: undo goes backwards by nature,
 and reclaiming does not depend on the order.
@@ -38,7 +38,7 @@ cdef void log_clear(ArenaCore *arena, Log *log) noexcept nogil
 cdef void log_append(ArenaCore *arena, Log *target, Log *source) noexcept nogil
 
 cdef inline bint log_reserve(ArenaCore *arena, Log *log, uint64_t size) noexcept nogil:
-    """Make room for `size` consecutive bytes; False if there is no memory."""
+    """Make room for `size` consecutive bytes; False without memory."""
     if unlikely(log.last == NULL or log.last.used + size > log.last.capacity):
         return log_grow(arena, log, size)
     return True

@@ -44,19 +44,20 @@ cdef void log_drop_last_chunk(ArenaCore *arena, Log *log) noexcept nogil:
         log.last.next = NULL
     else:
         log.first = NULL
-        log.records = log.held = 0       # also where chunks were dropped with records, which nobody counted
+        log.records = log.held = 0       # also where chunks were dropped with uncounted records
     run_free(arena, chunk.ref, chunk.order)
 
 
 cdef void log_clear(ArenaCore *arena, Log *log) noexcept nogil:
-    """Forget all records, whatever they own."""
+    """Forget all records, without freeing what they own."""
     while log.last != NULL:
         log_drop_last_chunk(arena, log)
     log.records = log.held = 0
 
 
 cdef void log_append(ArenaCore *arena, Log *target, Log *source) noexcept nogil:
-    """Move all records of `source` behind those of `target`. O(1); those of one chunk may move into the last chunk."""
+    """Move all records of `source` behind the records of `target`. O(1); the records of one chunk may move into the
+    last chunk."""
     cdef LogChunk *only
     if target.last != NULL and target.last.used == 0:
         log_drop_last_chunk(arena, target)

@@ -73,7 +73,7 @@ cdef extern from *:
         return n == 0 || sb_load_tail(a, n, n) == sb_load_tail(b, n, n);
     }
 
-    /* Copy `n` bytes: values are short, too. */
+    /* Copy `n` bytes: values are short too. */
     static inline void sb_copy_bytes(char *to, const char *from, uint64_t n) {
         uint64_t at;
         if (n > 64 || n < 8) {

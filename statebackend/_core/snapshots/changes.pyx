@@ -7,9 +7,10 @@ now, its row is the live entry. Otherwise its row is the entry that a record sti
 This takes a while, without the GIL. Other threads' calls wait for it (`StateCore.occupy`).
 
 For lists the journal holds old heads. A list that still has the stamp of the oldest head has only grown: the elements
-that this head counts are as they were. Any other change gives a list another stamp, but for elements at its front that
-have expired since. A list that lost some is a row with all of its live elements, not with what is new: no row says what
-to drop from an older one, and elements that are gone must not be back after a restore with a longer time to live.
+that this head counts are as they were. Any other change gives a list another stamp, except for elements at its front
+that have expired since. A list that lost some is a row with all of its live elements, not with its new elements: no row
+says what to drop from an older one, and elements that are gone must not be back after a restore with a longer time to
+live.
 """
 
 import numpy as np
@@ -277,7 +278,7 @@ cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsign
                      int64_t[::1] kept, uint64_t[::1] dead, uint32_t[::1] seen, uint64_t[::1] oldest) noexcept nogil:
     """Collect the entries that records name, each key once; returns how many.
 
-    Notes which keys were ever removed, which came into being since, and what entry the oldest record of each names.
+    Notes which keys were ever removed, which came into being since, and the entry that the oldest record of each names.
     Goes from the newest record to the oldest.
     """
     cdef RecordCursor record

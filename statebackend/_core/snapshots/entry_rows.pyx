@@ -1,7 +1,7 @@
 """Entries as rows, and their columns: full and incremental snapshots are written from them.
 
-Rows are addresses of entries. They are valid as long as their `Moment`: that of a snapshot ends with the snapshot, that
-of the live tables with the next call.
+Rows are addresses of entries. They are valid as long as their `Moment`: a snapshot's ends with the snapshot, the live
+tables' with the next call.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ cdef object BLOB = bytes
 
 
 cdef class Moment:
-    """A time during which addresses of entries stay valid and what they hold does not change."""
+    """A time during which addresses of entries stay valid and their entries do not change."""
 
     cdef int begin_reading(self) except -1:
         return 0
@@ -106,7 +106,7 @@ cdef class EntryRows:
             self.moment.end_reading()
 
     def weights(self):
-        """Return about how many bytes each live row has beside its parts of fixed width."""
+        """Return about how many bytes each live row has next to its parts of fixed width."""
         cdef uint64_t[::1] rows = self.addresses
         cdef int64_t n = rows.shape[0], i
         cdef Table *t = self.table.table
@@ -380,7 +380,7 @@ cdef object objects_of(uint64_t[::1] references):
 
 
 cdef int64_t blob_bytes(Table *table, ListHead *head) noexcept nogil:
-    """Count the bytes in the elements of a list of blobs; -1 if there is no memory to do so."""
+    """Count the bytes in the elements of a list of blobs; -1 without memory."""
     cdef uint32_t offset = 8 if table.element_has_timestamp else 0
     cdef ListCursor cursor
     cdef Blob *blob

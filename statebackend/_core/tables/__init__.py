@@ -5,7 +5,7 @@
 `map_table` one map state, `lists` the values of list states. `expiry_sweep` finds what has expired; `reductions` and
 `accumulators` say what a stored value becomes when another is added.
 
-Handles and batches change these tables, too, so what all of them need stands once, inline, in a `.pxd`: `entry_update`
+Handles and batches change these tables too, so their common needs are once, inline, in a `.pxd`: `entry_update`
 puts a value into an entry, `values` converts numbers, bytes and references from Python and back, `map_table.pxd` walks
 over the entries of one key.
 """

@@ -38,7 +38,7 @@ cdef extern from *:
 cdef enum:
     AVERAGE_WIDTH = 17
     MOMENTS_WIDTH = 25
-    WIDEST_COMPUTED = 32                 # room for what `add_fixed` computes
+    WIDEST_COMPUTED = 32                 # room for the result that `add_fixed` computes
 
 cdef enum AddKind:
     ADD_NUMBER = 0                       # `op` over `code`: see reductions.pxd

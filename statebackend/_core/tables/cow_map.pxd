@@ -14,8 +14,8 @@ operation moves at least four more entries.
 
 A map that has lost half of its entries becomes smaller, step by step, between operations (`shrink_maps`). The same
 rehash moves its buckets to a secondary table that is smaller. Then its live entries move from the runs that it has,
-which are `old` from then on, to new ones. An old run takes no new entry. When nobody uses a slot of the old runs any
-more, they go.
+which are `old` from then on, to new ones. An old run takes no new entry. When no slot of the old runs is in use, they
+go.
 
 Versions. `Core.state_version` counts snapshots, marks, and calls that tell which keys they touch. An entry carries the
 version at which it was made or last written; a bucket page carries the version at which it was made. While a snapshot S
@@ -46,11 +46,11 @@ Invariants, verified by `check_map` (of 5, that slots add up and cover the entri
  4. Buckets below `rehash_index` are read from the secondary table only; buckets of the secondary table whose
     source has not moved yet are empty.
  5. used = slots in chains + slots held by journals and snapshots; `old_used` of them are in the first `n_old` runs.
-    The rest of the map's runs is free (marked by version FREE_SLOT) or beyond `fresh`. Free slots, but for those of
-    old runs, are kept in blocks: the first slot of a block names the next block and FREE_BLOCK slots more, in the
+    The rest of the map's runs is free (marked by version FREE_SLOT) or beyond `fresh`. Free slots, except in old
+    runs, are kept in blocks: the first slot of a block names the next block and FREE_BLOCK slots more, in the
     first block `free_in_block`. So several can be asked for ahead.
  6. Threads of map states: prev and next agree, sequence numbers rise, anchor ends agree; an anchor says
-    whose it is, and has no entries when its key has been removed. Its hint names one of its entries.
+    whose it is, and is empty when its key has been removed. Its hint names one of its entries.
  7. Chunks of a list hold as many elements as its head counts. Where elements expire, links lead from each chunk to the
     next newer one; the first live element is where the head says, and the head tells the oldest and the newest
     timestamp of live elements, and whether these are in order.
@@ -74,7 +74,7 @@ cdef enum:
     PAGE_SHIFT = 12                      # 4096 buckets, 16 KB
     PAGE_BUCKETS = 1 << 12
     FREE_SLOT = 0xFFFFFFFF
-    FRESH_AHEAD = 8                      # units between the next fresh slot and what is asked for with it
+    FRESH_AHEAD = 8                      # units between the next fresh slot and the prefetch with it
     FREE_BLOCK = 4                       # free slots that the first one of a block names
     LAST_VERSION = 0xFFFFFF00
 
@@ -99,15 +99,15 @@ cdef enum ValueKind:
 #   its `removed`                                                    if no mark is open. It fails: as rollback
 #   Journal.carried        an undo is not over, or older records     when it is over: to the newest segment, or to
 #                          name the same slots                       `dead` if no mark is open
-#   Journal.dead           nobody looks, but it is yet to be freed   `drain`: free, or to the `retired` of the newest
+#   Journal.dead           unused, but yet to be freed   `drain`: free, or to the `retired` of the newest
 #                                                                    snapshot that sees it
 #   Journal.waiting        as `dead`, and a snapshot is there        when a snapshot ends: to `dead`
 #   Lane.retired           a snapshot needs it; of a worker          at the end of the call: to Snapshot.retired
 #   Snapshot.retired       the snapshot or an older one needs it     when it ends: to `garbage`
-#   Core.garbage           an older snapshot, or nobody              `drain`: as of `dead`
+#   Core.garbage           an older snapshot, or no user              `drain`: as of `dead`
 #
 # Every log knows the newest snapshot that was there when its records were made (`LogChunk.until`). Newer ones never see
-# what it names. A live entry that a shrinking map moves leaves a retired slot, too, if a journal or a snapshot has it.
+# what it names. A live entry that a shrinking map moves leaves a retired slot too, if a journal or a snapshot has it.
 #
 # Free is `slot_free`: it drops what the slot owns and gives the slot to the map's next insert or clone. Bucket pages
 # that a copy has replaced go through the last three rows; the runs of a map that was emptied, or became smaller, begin
@@ -119,8 +119,8 @@ cdef enum RecordOp:
     RECORD_INSERT = 2
     RECORD_REMOVE = 3                    # the slot stays allocated, the journal holds it
     RECORD_MOVED = 4                     # a slot that a clone replaced, and the clone's
-    RECORD_COPIED = 5                    # as WRITE, but what is there now is a mere copy: not dirty
-    RETIRED_SLOT = 6                     # in lists of what awaits reclaiming: table pointer, then trailer
+    RECORD_COPIED = 5                    # as WRITE, but the present entry is a mere copy: not dirty
+    RETIRED_SLOT = 6                     # in lists of memory to reclaim: table pointer, then trailer
     RETIRED_RUN = 7                      # a bucket page or a stretch of entries: its order in place of the group
     RECORD_BYTES = 8                     # bytes as they were, which lay in a blob of the entry's that has others now
     RECORD_REPLACED = 9                  # as MOVED, and the clone was written: the payload is in the replaced slot
@@ -129,7 +129,7 @@ cdef struct Layout:
     uint32_t stride                      # bytes from entry to entry, a multiple of 8
     uint32_t off_namespace               # 0: no namespace number in the entry
     uint32_t off_thread                  # 0: no thread
-    uint32_t off_value_version           # 0: values are never shared with whoever reads them
+    uint32_t off_value_version           # 0: values are never shared with readers
     uint32_t off_payload                 # timestamp, where there is one, then value
     uint32_t payload_width
     uint32_t off_value
@@ -156,14 +156,14 @@ cdef struct Anchor:
     # the threaded entries. It never moves while the key exists in the map, a journal or a snapshot.
     uint32_t first
     uint32_t last
-    uint64_t next_sequence               # begins with a stamp of its own: no other entry ever had the same
+    uint64_t next_sequence               # begins with its own stamp: no other entry ever had the same
     uint32_t refs
     uint32_t modifications
     # The key whose thread this is, in the form of its entry; the anchor holds its own reference to a blob.
     int64_t key
     uint32_t namespace
     uint32_t group
-    # Where entries expire: a hint for `exists`, kept right by whatever clones or unlinks the entry. All entries before
+    # Where entries expire: a hint for `exists`, kept right by each clone or unlink of the entry. All entries before
     # this one have expired while the count of setbacks of the clock ends in these bits; 0: nothing is known. An expired
     # entry stays so until it is removed, as a put then appends another one; an undo that brings entries back forgets.
     uint32_t alive_from
@@ -174,7 +174,7 @@ cdef struct PageRef:
     uint32_t version
 
 cdef struct BucketTable:
-    uint32_t capacity                    # 0: there is no table
+    uint32_t capacity                    # 0: no table
     uint32_t n_pages
     PageRef *pages                       # &single when there is one page
     PageRef single
@@ -278,7 +278,7 @@ cdef struct Moves:
 
 cdef struct Core:
     # The part that all maps of a backend share.
-    int64_t stamps                       # given out so far, by `new_stamp`
+    int64_t stamps                       # returned so far, by `new_stamp`
     ArenaCore *arena
     BlobHeap *blobs                      # by lane
     uint32_t state_version
@@ -373,7 +373,7 @@ cdef struct ListHead:
     uint32_t stamp                       # of this list: with the length it tells whether the list has changed
 
 cdef struct ExpiringHead:
-    # The head of a list whose elements expire. What has expired at the front is dead: it stays in the chunks until a
+    # The head of a list whose elements expire. Expired elements at the front are dead: it stays in the chunks until a
     # rewrite, but no reader sees it. The rest is called live, even if some of it has expired since.
     ListHead list
     uint64_t dead                        # elements before the first live one
@@ -392,7 +392,7 @@ cdef struct ListChunk:
     # the link of `next_chunk_of` follows in lists that expire, then the elements
 
 cdef inline ListChunk **next_dead(ListChunk *chunk) noexcept nogil:
-    """The link of a chunk that nobody refers to, in place of `refs` and `prev_used`: it takes no more memory."""
+    """The link of an unused chunk, in place of `refs` and `prev_used`: it takes no more memory."""
     return <ListChunk **>&chunk.refs
 
 cdef inline ListChunk **next_chunk_of(ListChunk *chunk) noexcept nogil:
@@ -400,9 +400,9 @@ cdef inline ListChunk **next_chunk_of(ListChunk *chunk) noexcept nogil:
 
     An append sets it when it begins a new chunk behind the tail of a live list. Another list that has both chunks as
     they were before is older or younger. An older one would have to lose elements at its end to become a list with
-    this tail. Only an undo does that, and it forgets all that is younger than what it brings back. A list that is
-    replaced or rewritten gets chunks of its own, and no other key ever has them. So the link that an append sets anew
-    was only of use to lists that are frozen: those of snapshots, which are read from the tail back.
+    this tail. Only an undo does that, and it forgets everything younger than the restored state. A list that is
+    replaced or rewritten gets its own chunks, and no other key ever has them. So the link that an append sets again
+    was only of use to lists that are frozen: snapshots' lists, which are read from the tail back.
     """
     return <ListChunk **>(<char *>chunk + sizeof(ListChunk))
 
@@ -414,7 +414,7 @@ cdef inline char *elements_of(Table *table, ListChunk *chunk) noexcept nogil:
     return <char *>chunk + chunk_header(table)
 
 cdef inline int64_t element_timestamp(const char *element) noexcept nogil:
-    """The timestamp that an element begins with. Elements lie at any address."""
+    """The timestamp that an element begins with. Elements are at any address."""
     cdef int64_t timestamp
     memcpy(&timestamp, element, sizeof(timestamp))
     return timestamp
@@ -450,7 +450,7 @@ cdef inline uint32_t namespace_of(Table *table, Entry *entry) noexcept nogil:
     return (<uint32_t *>(<char *>entry + table.layout.off_namespace))[0]
 
 cdef inline void count_namespace(Table *table, uint32_t ns, int64_t change) noexcept nogil:
-    # Below an anchor the field holds the anchor's number, which is no namespace.
+    # Below an anchor the field holds the anchor's number, which is not a namespace.
     if table.layout.off_namespace != 0 and table.anchors == NULL and ns < table.core.namespace_capacity:
         add_i64(&table.core.namespace_refs[ns], change)
 
@@ -524,7 +524,7 @@ cdef inline void begin_walk(CowMap *map, Walk *walk) noexcept nogil:
     walk.slot = 0
     if map != NULL and map_size(map) != 0:
         walk.buckets = &map.primary
-        walk.index = map.rehash_index    # buckets below it have moved, what is left in them is stale
+        walk.index = map.rehash_index    # buckets below it have moved, their remains are stale
 
 cdef inline uint32_t next_entry(Core *core, Walk *walk) noexcept nogil:
     """The next live entry, 0 after the last."""
@@ -711,7 +711,7 @@ cdef inline uint64_t count_records(Journal *journal, uint32_t version) noexcept 
     return n
 
 cdef inline bint record_log(Lane *lane, Table *table, Log **log) noexcept nogil:
-    """Choose the log for records of inserts, removals and moves; `log` is NULL if nobody wants them."""
+    """Choose the log for records of inserts, removals and moves; `log` is NULL if they are not needed."""
     log[0] = NULL
     if lane.override != NULL:
         log[0] = lane.override
@@ -725,7 +725,7 @@ cdef inline bint record_log(Lane *lane, Table *table, Log **log) noexcept nogil:
     return True
 
 cdef inline bint is_journal_empty(const Journal *journal) noexcept nogil:
-    """Return True if a journal has nothing, apart from what is dead."""
+    """Return True if a journal has nothing, apart from dead records."""
     return journal.n_segments == 0 and journal.carried.last == NULL and journal.waiting.last == NULL
 
 cdef inline void note_filled(Core *core, Journal *journal) noexcept nogil:
@@ -800,7 +800,7 @@ cdef inline uint32_t slot_for_write(Lane *lane, Table *table, CowMap *map, uint3
                                     bint *kept) noexcept nogil:
     """Make a live entry writable: clone it if a snapshot has it, journal it if a mark needs it.
 
-    `kept` is set if a journal now owns the old payload and what it refers to: the writer must not drop it. 0 if memory
+    `kept` is set if a journal now owns the old payload and its references: the writer must not drop it. 0 if memory
     ran out.
     """
     cdef Core *core = lane.core

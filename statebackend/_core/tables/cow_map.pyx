@@ -36,8 +36,8 @@ cdef enum:
     MAX_SPLIT = 16                       # buckets that one of those may become
     RECLAIM_AHEAD = 16                   # how far reclaiming does
     SMALL_RUNS = 1024                    # bytes of entries with which no map is too large
-    SLOTS_PER_STEP = 8                   # of old runs: what a step looks at
-    STEPS_OF_A_MOVE = 4                  # what moving an entry to another slot counts as
+    SLOTS_PER_STEP = 8                   # of old runs: slots that a step visits
+    STEPS_OF_A_MOVE = 4                  # the weight of moving an entry to another slot in the counts as
     CHUNKS_AT_ONCE = 2                   # of a list that dies
 
 
@@ -158,7 +158,7 @@ cdef void append_thread(Table *table, uint32_t slot) noexcept nogil:
 # --- slots -------------------------------------------------------------------------------------------
 
 cdef bint add_run(Table *table, CowMap *map) noexcept nogil:
-    """Add a stretch of entries, a small part of what the map has: little stays unused, and maps of the same size, which
+    """Add a stretch of entries, a small part of the map: little stays unused, and maps of the same size, which
     need one at about the same time, do not ask for much at once."""
     cdef uint64_t want = (map.run_bytes - map.old_bytes) >> 5, smallest = 4 * <uint64_t>table.layout.stride
     cdef uint64_t *runs
@@ -218,7 +218,7 @@ cdef void note_sparse(Table *table, CowMap *map) noexcept nogil:
 
 
 cdef bint is_old(CowMap *map, uint32_t slot) noexcept nogil:
-    """Return True if a slot lies in one of the old runs."""
+    """Return True if a slot is in one of the old runs."""
     cdef uint32_t low = 0, high = map.n_old, middle
     while low < high:
         middle = (low + high) // 2
@@ -238,7 +238,7 @@ cdef void forget_old_runs(Core *core, CowMap *map) noexcept nogil:
 
 
 cdef void free_old_runs(Table *table, CowMap *map) noexcept nogil:
-    """Give the old runs back: nobody uses a slot of theirs."""
+    """Give the old runs back: their slots are unused."""
     cdef uint32_t i, freed = 0
     for i in range(map.n_old):
         release_run(table.core, <uint32_t>(map.runs[i] >> 8), <int>(map.runs[i] & 0xFF), &freed)
@@ -452,7 +452,7 @@ cdef bint keep_payload(Lane *lane, Table *table, CowMap *map, uint32_t slot, Rec
 
 
 cdef bint keep_bytes(Lane *lane, Table *table, CowMap *map, uint32_t slot) noexcept nogil:
-    """Append the bytes of an entry's blob, and its timestamp, to the log that needs them. Then others may lie there."""
+    """Append the bytes of an entry's blob, and its timestamp, to the log that needs them. Then others may be there."""
     cdef Entry *entry = entry_at(lane.core, slot)
     cdef Blob *blob = (<Blob **>value_of(table, entry))[0]
     cdef uint32_t width = 8 * table.layout.has_timestamp + ((blob.length + 7) & ~7u) + <uint32_t>sizeof(BytesEnd)
@@ -891,7 +891,7 @@ cdef void rehash_some(Lane *lane, Table *table, CowMap *map, uint32_t operations
 
 # --- shrinking -------------------------------------------------------------------------------------------
 #
-# This happens in `drain`, when nobody remembers a slot.
+# This happens in `drain`, when no slot is remembered.
 
 cdef int compare_runs(const void *a, const void *b) noexcept nogil:
     cdef uint64_t mine = (<const uint64_t *>a)[0], other = (<const uint64_t *>b)[0]
@@ -1348,7 +1348,7 @@ cdef inline bint is_named_by_slot(Table *table) noexcept nogil:
 cdef bint absorb_moves(Journal *journal, Log *carried) noexcept nogil:
     """Enter the moves that were appended to `carried` since the last time; False without memory.
 
-    A slot that nobody wrote since the oldest mark of the undo is named by no other record of it.
+    A slot that was not written since the oldest mark of the undo is named by no other record of it.
     """
     cdef Core *core = journal.tables[0].core
     cdef Moves *moves = &core.moves
@@ -1379,7 +1379,8 @@ cdef bint absorb_moves(Journal *journal, Log *carried) noexcept nogil:
 
 
 cdef inline void prefetch_undo(Core *core, char *end) noexcept nogil:
-    """Ask for what an older record's undo touches, if the record has 16 bytes, as most have that name a clone."""
+    """Prefetch the memory that an older record's undo touches, if the record has 16 bytes, as most have that name a
+    clone."""
     cdef uint32_t slot = (<uint32_t *>(end - 8))[0], clone = (<uint32_t *>(end - 16))[0]
     if (slot >> EXTENT_UNITS_SHIFT) < core.arena.top:
         prefetch_write(entry_at(core, slot))
@@ -1427,7 +1428,7 @@ cdef bint undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried) n
                 done = undo_write(&table.lane, table, map, current_slot(core, clone),
                                   payload_of(table, entry_at(core, slot)))
                 if done:
-                    payload_ref(table, payload_of(table, entry_at(core, slot)))      # the slot keeps it, too
+                    payload_ref(table, payload_of(table, entry_at(core, slot)))      # the slot keeps it too
             done = done and log_reserve(core.arena, carried, 16)
             if done:
                 carry_move(carried, table, map, slot, clone)
@@ -1545,7 +1546,7 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
 
 
 cdef void reclaim_journals(Core *core, int64_t *budget) noexcept nogil:
-    """Reclaim what is dead in journals."""
+    """Reclaim dead records in journals."""
     cdef Journal **link = &core.dying_journals
     cdef Journal *journal
     while budget[0] > 0 and link[0] != NULL:
@@ -1554,12 +1555,12 @@ cdef void reclaim_journals(Core *core, int64_t *budget) noexcept nogil:
         if journal.dead.last == NULL:
             journal.is_dying = False
             link[0] = journal.next_dying
-        elif budget[0] > 0:              # there was no memory: go on with the others
+        elif budget[0] > 0:              # out of memory: go on with the others
             link = &journal.next_dying
 
 
 cdef void reclaim_garbage(Core *core, int64_t *budget) noexcept nogil:
-    """Free what ended snapshots have left, or leave it to an older one that sees it, too."""
+    """Free memory that ended snapshots have left, or leave it to an older one that sees it too."""
     cdef uint64_t last, first
     cdef Table *table
     cdef Snapshot *holder
@@ -1597,7 +1598,8 @@ cdef void reclaim_lists(Core *core, int64_t *budget) noexcept nogil:
 
 
 cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil:
-    """Unlink a released snapshot. What it kept is looked at again, step by step: an older one may need it, too."""
+    """Unlink a released snapshot. Entries that it kept are visited again, step by step: an older one may need it
+    too."""
     cdef Snapshot *older = snapshot.older
     cdef Journal *journal = core.filled_journals
     spin_lock(&core.directory_lock)
@@ -1650,7 +1652,7 @@ cdef void free_directories(Core *core, int64_t *budget) noexcept nogil:
 
 
 cdef void drain(Core *core, int64_t budget) noexcept nogil:
-    """End released snapshots and reclaim up to `budget` things that nobody needs. Only on the mutating side."""
+    """End released snapshots and reclaim up to `budget` unused things. Only on the mutating side."""
     cdef Snapshot *snapshot = core.oldest
     cdef Snapshot *newer
     cdef bint goes_on

@@ -18,7 +18,7 @@ from statebackend._core.tables.cow_map cimport (
 from statebackend._core.tables.values cimport drop_value
 
 cdef enum:
-    LONGEST_IN_PLACE = 512               # bytes: a log has a copy of what they replace
+    LONGEST_IN_PLACE = 512               # bytes: a log has a copy of the replaced bytes
 
 cdef inline uint32_t slot_to_write(Lane *lane, Table *table, CowMap *map, const CoreKey *key, uint32_t slot,
                                    bint *kept) noexcept nogil:
@@ -40,7 +40,7 @@ cdef inline void put_value(Table *table, uint32_t slot, bint kept, const char *v
     cdef char *place = value_of(table, entry)
     if (table.layout.payload_width == 8 and table.layout.value_width == 8 and table.layout.value_kind == VALUE_FIXED
             and likely(value != NULL)):
-        (<uint64_t *>place)[0] = (<const uint64_t *>value)[0]    # eight bytes and nothing beside them: the usual case
+        (<uint64_t *>place)[0] = (<const uint64_t *>value)[0]    # eight bytes and nothing next to them: the usual case
         return
     if table.layout.has_timestamp:
         (<int64_t *>payload_of(table, entry))[0] = timestamp

@@ -8,5 +8,5 @@ cdef inline bint is_expired(int64_t timestamp, int64_t ttl, int64_t now) noexcep
     return timestamp + ttl <= now
 
 cdef inline int64_t written_at(int64_t timestamp, int64_t time, bint in_event_time) noexcept nogil:
-    # The timestamp of what builds on something with a timestamp, and is written at `time`.
+    # The timestamp of a value that builds on one with a timestamp, and is written at `time`.
     return timestamp if in_event_time and timestamp > time else time

@@ -24,7 +24,7 @@ writes. So a stretch is looked at when something in it expires, and at least onc
 Bounds are kept for buckets and not for slots, because an entry stays in its bucket when it is cloned for a snapshot.
 A map that grows splits each bucket, and the parts keep the bound; of a map that shrank, nothing is known. Events that
 bring old timestamps back (a rollback, a clock that is set back, entries moved with their timestamps) make the bounds
-unknown, too. The next pass then looks at everything, once.
+unknown too. The next pass then looks at everything, once.
 """
 
 cimport cython
@@ -44,7 +44,7 @@ cdef enum:
 
 
 cdef int64_t oldest_in(Table *table, Entry *entry, int64_t *elements) noexcept nogil:
-    """The oldest timestamp of an entry; of a list, that of its oldest element.
+    """The oldest timestamp of an entry; of a list, its oldest element's.
 
     Counts the elements of a list that is in no order: to remove one of them costs as much as the list.
     """
@@ -246,7 +246,7 @@ cdef class ExpiryIndex:
         if last > map.primary.capacity:
             last = map.primary.capacity
         for index in range(first, last):
-            # No walk over the map: a stretch is of buckets of the primary table, and of those of the secondary
+            # No walk over the map: a stretch is of buckets of the primary table, and of the secondary
             # table that its buckets have become: several if the map grows, one that others share if it shrinks.
             buckets = &map.primary if index >= map.rehash_index else &map.secondary
             for t in range(max(1, <int>(buckets.capacity // map.primary.capacity))):

@@ -30,7 +30,7 @@ cdef object check_map(Table *table, CowMap *map):
         map.primary.capacity % map.secondary.capacity == 0) or (
         map.secondary.capacity % map.primary.capacity == 0), f"map {where}: secondary capacity"
     assert map.secondary.capacity or map.rehash_index == 0, f"map {where}: rehash index without a rehash"
-    # Not by `next_entry`: buckets that it passes over, and the table that an entry is in, are looked at, too.
+    # Not by `next_entry`: buckets that it passes over, and the table that an entry is in, are looked at too.
     for t in range(2):
         buckets = &map.primary if t == 0 else &map.secondary
         size = 0

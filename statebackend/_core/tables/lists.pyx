@@ -11,8 +11,8 @@ append costs one element, however long the list is.
 
 Where elements expire, they usually do so in order. Then expiry moves the place of the first live element, in the head,
 and touches no other element. The handle rewrites a list when more of it is dead than alive. So an element that expires
-costs O(1) amortised, and a list takes at most about twice the memory of what lives. For the step from one chunk to the
-next newer one, these chunks have a second link.
+costs O(1) amortised, and a list takes at most about twice the memory of its live elements. For the step from one chunk
+to the next newer one, these chunks have a second link.
 """
 
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc

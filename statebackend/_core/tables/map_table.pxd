@@ -39,7 +39,7 @@ cdef struct ThreadPlace:
     uint32_t modifications               # as the anchor had them
     uint64_t stamp                       # of that anchor: another one may later occupy its place
     uint64_t sequence                    # of the entry, 0 before the first step
-    uint32_t slot                        # of the entry; whoever steps knows if it still lies there
+    uint32_t slot                        # of the entry; the stepping call knows if it still is there
 
 cdef inline void begin_thread(ThreadPlace *place, Table *heads, uint32_t head_slot) noexcept nogil:
     """Begin before the first entry of a key whose head is at `head_slot`; 0 if it has none."""
@@ -62,7 +62,7 @@ cdef inline bint is_same_map(ThreadPlace *place, Table *heads, uint32_t head_slo
             and anchor.next_sequence >> 32 == place.stamp)
 
 cdef inline bint find_again(ThreadPlace *place, Table *table, CowMap *map, CoreKey *inner) noexcept nogil:
-    """Find the slot of the entry that was visited last, by its map key; False if there is no such entry any more."""
+    """Find the slot of the entry that was visited last, by its map key; False if it no longer exists."""
     hash_map_key(table, inner, place.anchor)
     place.slot = find(table, map, inner)
     return place.slot != 0 and thread_of(table, entry_at(table.core, place.slot)).sequence == place.sequence

@@ -4,7 +4,7 @@
                        |  first, last             ^     ^     ^
                        +--------------------------+ <-> + <-> +      thread
 
-Both tables lie in the key group of the key and share one journal, so undo reverses their changes in the right order.
+Both tables are in the key group of the key and share one journal, so undo reverses their changes in the right order.
 Putting or removing one map key writes, copies and journals one entry, however large the map is. A key has a head
 exactly while its map has entries.
 """
@@ -99,7 +99,7 @@ cdef class MapTable:
             raise UsageError("a map state does not hold lists")
 
     cdef uint32_t locate(self, object key, uint32_t namespace, CoreKey *head, CowMap **map) except? 0:
-        """The head's slot, 0 if the key has no map."""
+        """The head's slot, 0 without a map."""
         return self.heads._locate(key, namespace, head, map)
 
     cdef uint32_t locate_entry(self, object key, object map_key, uint32_t namespace, CoreKey *head,
@@ -119,7 +119,7 @@ cdef class MapTable:
         return find(self.entries.table, inner_map[0], inner)
 
     def put(self, key, map_key, value, uint32_t namespace=0, int64_t timestamp=0):
-        """Set one entry of a key's map; a new one goes to the end. O(1) expected, whatever the map's size."""
+        """Set one entry of a key's map; a new one goes to the end. O(1) expected, for maps of any size."""
         cdef CoreKey head
         cdef CoreKey inner
         cdef CowMap *map = NULL

@@ -1,9 +1,9 @@
-"""Namespaces by number: entries carry 4 bytes, whatever a namespace is.
+"""Namespaces by number: entries carry 4 bytes for any namespace.
 
 Number 0 is VOID, the empty name. A number lives while entries carry it, in any state of the backend, in journals and
 snapshots too. Each new namespace looks at a few numbers, in turn, and frees those that nothing carries. The lowest free
 number is used first, so the highest ones become free and are given back. So past windows leave nothing behind, and no
-call costs O(namespaces): what maps names to numbers consists of many small dicts, because a dict grows at once.
+call costs O(namespaces): the map of names to numbers consists of many small dicts, because a dict grows at once.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ cdef enum:
     AT_LEAST = 1024                      # so many numbers are not looked at
     LOOKS = 8                            # for each new namespace
     SHARDS = 256
-    SHARD_AT_LEAST = 64                  # smaller dicts are not made anew
+    SHARD_AT_LEAST = 64                  # smaller dicts are not made again
     NO_NUMBER = 0xFFFFFFFF
 
 
@@ -119,7 +119,7 @@ cdef class NamespaceTable:
                 self.core.namespace_refs[numbers[i]] -= 1
 
     def _sizes(self):
-        """Numbers given out, room for counts, and the most names that the dicts have had since they were made."""
+        """Numbers returned, room for counts, and the most names that the dicts have had since they were made."""
         return len(self.names), self.core.namespace_capacity, sum(self.largest)
 
     def _check(self):
@@ -217,7 +217,7 @@ cdef class NamespaceTable:
         return 0
 
     cdef int free(self, uint32_t number) except -1:
-        """Free a number. A dict that has lost most of its names is made anew; that may run finalisers, at the end."""
+        """Free a number. A dict that has lost most of its names is made again; that may run finalisers, at the end."""
         cdef bytes name = self.names[number]
         cdef Py_ssize_t which = PyObject_Hash(name) & (SHARDS - 1)
         cdef dict shard = self.shards[which]
@@ -265,7 +265,7 @@ cdef class NamespaceTable:
         return 0
 
     cdef void shrink(self, uint32_t capacity) noexcept:
-        """Give back the room for numbers from `capacity` on, of which none is given out. Copies nothing."""
+        """Give back the room for numbers from `capacity` on, of which none is returned. Copies nothing."""
         cdef Budget *budget = self.core.arena.budget
         cdef uint32_t old = self.core.namespace_capacity
         self.core.namespace_refs = <int64_t *>raw_shrink(

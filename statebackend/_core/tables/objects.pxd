@@ -36,14 +36,14 @@ cdef inline object object_at(const char *place):
     return <object>(<PyObject *const *>place)[0]
 
 cdef inline void share_object(Objects *objects, const char *place) noexcept nogil:
-    """Take one more reference, for a copy of a stored form. Lanes of a batch call this, too: growing maps clone."""
+    """Take one more reference, for a copy of a stored form. Lanes of a batch call this too: growing maps clone."""
     with gil:
         Py_INCREF((<PyObject *const *>place)[0])
         objects.held += 1
         count(objects.probe, LIVE_OBJECTS, 1)
 
 cdef inline void take_object(Objects *objects, object value, char *place) noexcept:
-    """Keep an object in a column, with a reference of its own."""
+    """Keep an object in a column, with its own reference."""
     (<PyObject **>place)[0] = <PyObject *>value
     Py_INCREF(<PyObject *>value)
     objects.held += 1

@@ -16,7 +16,7 @@ cdef enum:
     NOT_UNDONE = 0xFFFFFFFFFFFFFFFF
 
 cdef struct UndoNote:
-    # Tells whoever keeps an order beside the tables how far rollbacks have gone since it last looked.
+    # Tells whoever keeps an order next to the tables how far rollbacks have gone since it last looked.
     uint64_t mark                        # number of the oldest mark that was rolled back to, or NOT_UNDONE
     UndoNote *next                       # of the core
 
@@ -25,7 +25,7 @@ cdef class StateCore:
     cdef readonly Arena arena
     cdef readonly NamespaceTable namespaces
     cdef list open_marks                 # Mark, oldest first
-    cdef readonly uint64_t marks_opened  # so far; unlike versions, never counted anew
+    cdef readonly uint64_t marks_opened  # so far; unlike versions, never counted again
     cdef UndoNote *undo_notes            # owned by those who look at them
     cdef readonly bint closed
     cdef readonly uint64_t calls         # how many calls have entered
@@ -77,7 +77,7 @@ cdef inline void end_objects(StateCore core) noexcept:
         end_dead(&core.core.objects)
 
 cdef inline void end_objects_of_row(StateCore core) noexcept:
-    # The same between the rows of a call, each of which is a call of its own: a batch could let go of a great many.
+    # The same between the rows of a call, each of which is its own call: a batch could let go of a great many.
     if unlikely(core.core.objects.n_dead != 0) and not (core.inside or core.core.busy):
         end_dead(&core.core.objects)
 
@@ -105,7 +105,7 @@ cdef inline uint64_t go_in(StateCore core) noexcept:
     return core.calls
 
 cdef inline void come_out(StateCore core, uint64_t entered) noexcept:
-    if core.calls == entered:            # nothing was called: what handles remember is still so
+    if core.calls == entered:            # nothing was called: handles' memories are still valid
         core.calls = entered - 1
     core.inside -= 1
     if unlikely(core.closed):

@@ -151,7 +151,7 @@ cdef class StateCore:
         wait_for_others(&self.core)
         self.core.busy_thread = PyThread_get_thread_ident()
         store_u32(&self.core.busy, self.core.busy + 1)
-        self.core.pending = 1            # so that handles, too, check before they work
+        self.core.pending = 1            # so that handles too, check before they work
         return 0
 
     cdef void vacate(self) noexcept:
@@ -184,7 +184,7 @@ cdef class StateCore:
         return 0
 
     cdef void reclaim(self, int64_t budget) noexcept:
-        """Take up to `budget` steps of what waits to be done. Nobody may remember a slot meanwhile."""
+        """Take up to `budget` steps of waiting work. No slot may be remembered meanwhile."""
         drain(&self.core, budget)
         self.calls += 1                  # entries may have moved
         self.reclaims += 1
@@ -311,7 +311,7 @@ cdef class StateCore:
         self.give_up(journal, carried)
 
     cdef int give_up(self, Journal *journal, Log *carried) except -1:
-        """End the backend, because half a call cannot be undone and nobody may see it."""
+        """End the backend, because half a call cannot be undone and must not be visible."""
         let_die(&self.core, journal, carried)
         self.end()
         raise MemoryError("no memory to undo a failed call; the backend was closed, restore its last checkpoint")
@@ -441,7 +441,7 @@ cdef class StateCore:
         return found
 
     def begin_load(self):
-        """Until `end_load`, treat changes as if they had always been there, whatever the mark."""
+        """Until `end_load`, treat changes as if they had always been there, under any mark."""
         self.enter()
         self.core.journal_version = 0
         self.core.is_loading = True
@@ -521,7 +521,7 @@ cdef class StateCore:
             self.leave()
 
     def advance(self, budget=1000):
-        """Reclaim up to about `budget` entries, pages and records that nobody needs; return True if more are left."""
+        """Reclaim up to about `budget` unused entries, pages and records; return True if more are left."""
         self._check_call()
         self.reclaim(budget)
         return bool(self.core.pending)
@@ -629,7 +629,7 @@ cdef class StateCore:
         }
 
     def _check(self):
-        """Verify the arena, journals and snapshots; tables have `_check` of their own."""
+        """Verify the arena, journals and snapshots; tables have their own `_check`."""
         self.arena._check()
         check_logs(&self.core)
         assert self.inside or self.under_way or self.core.objects.ending or self.core.objects.n_dead == 0, (

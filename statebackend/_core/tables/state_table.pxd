@@ -31,7 +31,7 @@ cdef class StateTable:
     cdef int usable(self) except -1
 
 cdef inline bint is_null(Table *table, Entry *entry) noexcept nogil:
-    """Return True if a value that is no object is None."""
+    """Return True if a value that is not an object is None."""
     if table.layout.off_null:
         return (<uint8_t *>entry + table.layout.off_null)[0] != 0
     return table.layout.value_kind == VALUE_BLOB and (<Blob **>value_of(table, entry))[0] == NULL

@@ -235,7 +235,7 @@ cdef class StateTable:
         return 0
 
     cdef int split_map_key(self, object map_key, uint32_t anchor, uint32_t group, CoreKey *out) except -1:
-        """As `split_key`, for a key below an anchor, which lies in the anchor's key group."""
+        """As `split_key`, for a key below an anchor, which is in the anchor's key group."""
         cdef Table *table = self.table
         out.namespace = anchor
         out.group = group
@@ -283,7 +283,7 @@ cdef class StateTable:
         return room
 
     cdef char *store_own(self, object value, char *room) except? NULL:
-        """As `store`, for what entries hold; NULL for a None."""
+        """As `store`, for stored values; NULL for a None."""
         if value is None and self.takes_none and self.value_code != CODE_OBJECT:
             return NULL
         return self.store(value, self.value_code, self.table.layout.value_width, room)
@@ -355,7 +355,7 @@ cdef class StateTable:
         if version >= core.highest_required_snapshot_version and version >= core.journal_version:
             return slot
         shared = object_at(value_of(table, entry))
-        if shared is None:               # in a map, beside objects that can be copied
+        if shared is None:               # in a map, next to objects that can be copied
             return slot
         fresh = self.copy_value(shared)      # inside the call: nothing changes meanwhile
         if not see_snapshots(core, map):
@@ -395,7 +395,7 @@ cdef class StateTable:
     # --- lists ---
 
     def append(self, key, element, uint32_t namespace=0, int64_t timestamp=0):
-        """Append an element to the list of a key. O(1) amortised, whatever the length, under a mark or snapshot too."""
+        """Append an element to the list of a key. O(1) amortised at any length, also under a mark or snapshot too."""
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot

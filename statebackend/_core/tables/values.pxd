@@ -60,7 +60,7 @@ cdef enum TypeCode:
     # The types of `statebackend.types.layout`; a test compares the numbers.
     TYPE_DOUBLE = 1                      # from here to TYPE_BOOL: numbers that entries hold as they are
     TYPE_FLOAT = 2
-    TYPE_LONG = 3                        # from here to TYPE_DECIMAL: values that stand for integers
+    TYPE_LONG = 3                        # from here to TYPE_DECIMAL: values that represent integers
     TYPE_INT = 4
     TYPE_SHORT = 5
     TYPE_BYTE = 6
@@ -165,7 +165,7 @@ cdef inline bytes load_blob(const char *value):
     return PyBytes_FromStringAndSize(blob_data(blob), blob.length)
 
 cdef inline void drop_value(Core *core, int kind, char *value) noexcept nogil:
-    """Drop what a stored form of a ValueKind refers to, if it is no list and no anchor."""
+    """Drop what a stored form of a ValueKind refers to, if it is not a list and no anchor."""
     if kind == VALUE_BLOB:
         if (<Blob **>value)[0] != NULL:
             blob_drop(core.blobs, (<Blob **>value)[0])

@@ -69,7 +69,7 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
         self._restore()
 
     def free_threads(self) -> int:
-        """The threads that are left for a vectorised call: one that writes has a core, too, and both go faster so."""
+        """The threads that are left for a vectorised call: one that writes has a core too, and both go faster so."""
         return max(1, self.threads - self._threads.at_work())
 
     # --- states ---
@@ -149,7 +149,7 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
 
     def begin(self, now: int | None = None, watermarks: Watermarks | None = None) -> None:
         super().begin(now, watermarks)
-        if self._fixed_now is not None:  # a key that is current sees the time of the batch, too
+        if self._fixed_now is not None:  # a key that is current sees the time of the batch too
             self._now = self._fixed_now
 
     def _time(self) -> int:
@@ -158,7 +158,7 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
     def begin_call(self, state: Any) -> int:
         """Read the clock for a vectorised call, the machine's only if something expires; return the state's time.
 
-        States in event time go by the watermark after the batch, if rows tell their time. 0 if nothing expires.
+        States in event time use the watermark after the batch, if rows tell their time. 0 if nothing expires.
         """
         config = state.descriptor.ttl_config if state.ttl else None
         by_watermark = self._by_watermark() if config is not None and config.is_in_event_time else None
@@ -171,7 +171,7 @@ class HeapKeyedBackend(KeyContext, CompiledKeyedBackend):
         return 0 if config is None else self.called_at
 
     def read_clock_once(self) -> None:
-        """Read a clock that was given for a vectorised call that goes by other times; checkpoints have what it says."""
+        """Read a clock that was given for a vectorised call that uses other times; checkpoints have what it says."""
         if type(self._clock) is not clocks.SystemClock:
             self._work_time()
 
@@ -333,8 +333,8 @@ class _WatchedObject(NamedTuple):
 class MutationWatcher:
     """The debug mode ``check_mutations``: finds objects that were changed in place, without an `update`.
 
-    The backend keeps objects of PICKLE and of a user's serializer by reference. Whoever changes one in place also
-    changes what a mark or a snapshot still needs. So this mode notes every object that goes in or out with its
+    The backend keeps objects of PICKLE and of a user's serializer by reference. Changing one in place also changes
+    the object that a mark or a snapshot still needs. So this mode notes every object that goes in or out with its
     serialised form, and compares the two at the next mark or snapshot. Every access costs a serialisation and keeps
     the object alive, so use it in tests only.
     """

@@ -1,4 +1,4 @@
-"""The rows of the heap backend's states: of a whole view, and of what has changed since a mark."""
+"""The rows of the heap backend's states: of a whole view, and of the changes since a mark."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The handles of the heap backend: compiled scalar methods, and whole columns through the batch kernels.
 
 Arrow and numpy columns make no Python object per row; see `stored_columns`. Rows may be in many namespaces, and have
-times of their own. Rows in `VOID` are in a separate table, so a call that has both kinds goes to each table with its
+their own times. Rows in `VOID` are in a separate table, so a call that has both kinds goes to each table with its
 rows. Some states go row by row, as `statebackend.state.scalar_fallback` does it: states of objects (PICKLE and a user's
 own serializer), lists with a time to live, and `clear_many` of map states.
 """
@@ -62,12 +62,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableCall:
-    """The rows of a call that lie in one table: those in `VOID`, or those in other namespaces."""
+    """The rows of a call that are in one table: those in `VOID`, or those in other namespaces."""
 
     keys: Any
     #: The number of the namespace of all rows, or of each.
     namespace: int | Array
-    #: As those of the call.
+    #: As in the call.
     times: int | Array
     is_spaced: bool
     #: Their numbers among the rows of the call; None: they are all of it.
@@ -164,7 +164,7 @@ class HeapColumns(ColumnsState):
 
     def _options(self, part: TableCall) -> dict[str, Any]:
         """The options that every kernel takes."""
-        has_bytes = self.codec.layout == "bytes"  # numbers take so little time that all threads are no worse
+        has_bytes = self.codec.layout == "bytes"  # numbers take so little time that all threads are not worse
         threads = self.backend.free_threads() if has_bytes else self.backend.threads
         return {"namespace": part.namespace, "threads": threads}
 

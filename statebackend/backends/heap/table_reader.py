@@ -93,8 +93,8 @@ def row_tables(state: Any) -> list[Any]:
 class TableReader:
     """One state: its tables, and the conversion of their columns to Arrow.
 
-    Snapshots share it: the backend makes another one when the state gets another descriptor or table. What follows
-    from the descriptor is computed on first use, which happens on a writing thread.
+    Snapshots share it: the backend makes another one when the state gets another descriptor or table. Facts that
+    follow from the descriptor are computed on first use, which happens on a writing thread.
     """
 
     def __init__(self, backend: HeapKeyedBackend, state: Any) -> None:
@@ -124,7 +124,7 @@ class TableReader:
 
     @cached_property
     def without_rows(self) -> Section:
-        """Its section in a base, if it has no rows."""
+        """Its section in a base, if it is empty."""
         return Section(self.name, self.schema, ())
 
     @cached_property
@@ -203,7 +203,7 @@ class TableReader:
                 owners = entries.heads(maps.heads)
                 # Removing a key also removes the entries below it.
                 of_cleared = owners.are_among(cleared.take(cleared.is_live))
-                # An entry that was removed and has come back stands at another place in the order.
+                # An entry that was removed and has come back is at another place in the order.
                 left = ~entries.is_live | entries.was_removed
                 gone = np.flatnonzero(owners.is_live & left & ~of_cleared)
                 map_keys, keys = entries.take(gone).keys(), owners.take(gone).keys()

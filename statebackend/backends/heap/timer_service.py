@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class TimerReader(TableReader):
-    """The timers of one domain: those in the entries of their keys, and those of the map state beside them."""
+    """The timers of one domain: those in the entries of their keys, and entries of the map state next to them."""
 
     def __init__(self, backend: HeapKeyedBackend, handle: TimerHandle) -> None:
         super().__init__(backend, handle)
@@ -159,7 +159,7 @@ class HeapTimers(TimerIndex, Timers):
         handle = self._made(domain, True)
         assert handle is not None
         numbers, names = None, []
-        backend._namespace = b""  # of rows without a column of namespaces, whatever those before were in
+        backend._namespace = b""  # of rows without a column of namespaces, in any namespace of earlier calls
         if "namespace" in rows.schema.names:
             spaces = rows["namespace"].dictionary_encode()
             numbers = spaces.indices.to_numpy().astype(np.int64)
@@ -202,7 +202,7 @@ class HeapTimers(TimerIndex, Timers):
                 yield TimerRow(domain, *row)
 
     def _settle(self) -> None:
-        """Let the rollback itself pay for what it means to the queues."""
+        """Let the rollback itself pay for the repair of the queues."""
         for handle in self._handles().values():
             handle._settle()
 

@@ -179,7 +179,7 @@ class ReferenceState(KeyedState, Generic[S]):
         return self._shows_expired or not self._expired(stamped)
 
     def _stamp(self, data: bytes | None, on: int | None = None) -> StampedValue:
-        """Stamp what the call writes; ``on`` is the timestamp of what it builds on."""
+        """Stamp the call's writes; ``on`` is the timestamp of the value that it builds on."""
         return StampedValue(
             data, 0 if self._ttl is None else written_at(on, self._now(), self._in_event_time)
         )
@@ -250,7 +250,7 @@ class ReferenceState(KeyedState, Generic[S]):
         return {} if stored is None else {None: stored}
 
     def moved(self, stored: S) -> S | None:
-        """What a merge of namespaces takes of what one of them stores; None if nothing of it counts."""
+        """The part of a stored value that a merge of namespaces takes; None if nothing of it counts."""
         return stored
 
     def merged(self, a: S, b: S) -> S | None:

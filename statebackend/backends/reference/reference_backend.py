@@ -42,7 +42,7 @@ _HANDLES: dict[str, type[ReferenceState[Any]]] = {
 
 
 class ReferenceBackend(StateBackend):
-    """Makes reference backends; it has no options.
+    """Makes reference backends; without options.
 
     >>> import pickle
     >>> pickle.loads(pickle.dumps(ReferenceBackend()))
@@ -85,7 +85,7 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
 
     @property
     def event_now(self) -> int:
-        """The time of states in event time: that of the row or timer at hand, if rows tell theirs."""
+        """The time of states in event time: the time of the row or timer at hand, if rows tell theirs."""
         return self._now if self._event_now is None else self._event_now
 
     @property
@@ -94,7 +94,7 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
         return self._now if self._event_now is None else self._event_cleaned
 
     def place(self) -> EntryKey:
-        """The place of the current key's entries; raises if there is no current key."""
+        """The place of the current key's entries; raises without a current key."""
         return EntryKey(self._key_group, self._namespace, self._require_key())
 
     def enter(self, key: Any, namespace: bytes) -> None:

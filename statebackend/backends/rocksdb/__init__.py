@@ -23,7 +23,7 @@ __all__ = ["RocksDbBackend"]
 class RocksDbBackend(StateBackend):
     """Makes backends on RocksDB, for state that is larger than memory.
 
-    Each keyed backend has a database of its own in a new folder below ``local_dir`` (default: the folder for temporary
+    Each keyed backend has its own database in a new folder below ``local_dir`` (default: the folder for temporary
     files), which is removed when it is closed. ``memory_limit`` is shared by all databases of the process
     that have the same limit: block cache, write buffers, index and filter blocks. ``predefined`` is a name of Flink's
     predefined options. ``partitioned_index_filters`` keeps only the tops of indexes and filters in memory for good.

@@ -1,13 +1,13 @@
-"""The shared part of all handles, and those of lists and maps; those of single values are in `single_state.py`.
+"""The shared part of all handles, and lists and maps; single values are in `single_state.py`.
 
-Elements of a list are one behind the other in one value: appending merges, and reads nothing. Each entry of a map is a
-row of its own, so that none is read or written for the sake of another; entries come in the order of their encoded
+Elements of a list are one behind the other in one value: appending merges, and reads nothing. Each entry of a map is
+its own row, so that none is read or written for the sake of another; entries come in the order of their encoded
 keys: numbers as numbers, texts as their bytes.
 
 Vectorised methods go through `multi_get` and batches of writes, atomic. Arrow and numpy columns of values, lists and
 map entries make no Python object per row. Reads of states with a time to live remove and renew what they find in one
-call, too. Some calls go row by row, as `statebackend.state.scalar_fallback` does it: states of objects (PICKLE and a
-user's own serializer), rows that go by their own times, and changes of a collection that somebody iterates over.
+call too. Some calls go row by row, as `statebackend.state.scalar_fallback` does it: states of objects (PICKLE and a
+user's own serializer), rows that use their own times, and changes of a collection that is iterated over.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _AHEAD = 256
 
 
 class RocksDbState(ColumnsState):
-    """The shared part. A timestamp of eight bytes comes first in what is stored, if there is a time to live."""
+    """The shared part. A timestamp of eight bytes comes first in a stored value with a TTL."""
 
     #: Of `ExpiryRules`.
     layout = "value"
@@ -83,11 +83,11 @@ class RocksDbState(ColumnsState):
         config: StateTtlConfig | None = descriptor.ttl_config
         #: Where `advance` goes on.
         self.cursor = b""
-        #: What compactions had dropped of it when it was cleared for all keys.
+        #: The count of its drops by compactions when it was cleared for all keys.
         self.dropped_at_clearing = 0
-        #: True if compactions drop what has expired.
+        #: True if compactions drop expired state.
         self.has_drops = config is not None and config.rocksdb_cleanup is not None
-        #: What compactions go by; they count there what they drop.
+        #: The rules of compactions, where they count their drops.
         self.rules = self._make_rules(descriptor)
         self._set_up(  # type: ignore[attr-defined]
             backend,
@@ -145,7 +145,7 @@ class RocksDbState(ColumnsState):
         return None if expired(STAMP.unpack_from(stored)[0], self.ttl, now) else stored
 
     def moved(self, stored: bytes) -> bytes | None:
-        """What a merge of namespaces takes of what one of them stores; None if nothing of it counts."""
+        """The part of a stored value that a merge of namespaces takes; None if nothing of it counts."""
         return stored
 
     def merged(self, a: bytes, b: bytes) -> bytes | None:
@@ -156,7 +156,7 @@ class RocksDbState(ColumnsState):
 
     @property
     def is_watched(self) -> bool:
-        """True if somebody iterates over one of its collections."""
+        """True while one of its collections is iterated over."""
         return len(self._watches) > 0
 
     def changed(self, place: bytes | None) -> None:
@@ -213,7 +213,7 @@ class RocksDbState(ColumnsState):
     def _read(self, places: Runs, is_map_entry: bool) -> tuple[Array, Runs]:
         """Which of many places have a value that may be seen and is not None; and the values, zeros for the rest.
 
-        What is dead is removed, and what is seen gets the time, if reads give it. Within a `column_call`.
+        Dead values are removed, and visible ones get the time, if reads renew. Within a `column_call`.
         """
         found, offsets, data = self._store.get_many(self.table, *places)
         now = self._call_time() if self.ttl else 0
@@ -272,7 +272,7 @@ def chosen_rows(rows: Any, chosen: Array) -> Any:
 
 
 class RocksDbListState(ListFamilyHandle, RocksDbState, ListColumns):
-    """A list. No bytes are no list: the filter leaves them when it has dropped all elements in a merge."""
+    """A list. Empty bytes are not a list: the filter leaves them when it has dropped all elements in a merge."""
 
     def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any) -> None:
         width = serializer_for(descriptor.element_type).fixed_width
@@ -429,7 +429,7 @@ class RocksDbMapState(MapFamilyHandle, RocksDbState, MapColumns):
                 self.changed(place)
 
     def _entries(self, place: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Pairs of composite key and what is stored, read a few at a time: a value is as it is when its turn comes.
+        """Pairs of composite key and stored value, read a few at a time: a value is as it is when its turn comes.
 
         Keys must stay as they are meanwhile.
         """

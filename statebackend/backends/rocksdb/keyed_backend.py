@@ -65,7 +65,7 @@ COUNTED = 10_000
 _LOOKS, _LEAST_LOOKS = 8, 1_000
 #: Behind a key, in composite keys: the namespace `VOID`.
 _VOID_END = b"\0"
-#: The counters of what compactions, and merges, have taken out.
+#: The counters of drops by compactions and merges.
 _DROPPED = ("dropped_values", "dropped_elements", "dropped_in_merges")
 
 
@@ -98,14 +98,14 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
         try:
             self._open_context(KeyedStore(self.scratch.database, self._refuse))
             self.changes = ChangeLog(self.store.set_changes)
-            #: What has changed since the batch was begun, while there is a mark.
+            #: The changes since the batch began, while there is a mark.
             self.batch_segment: Segment | None = None
             #: The times by which compactions drop what has expired: of the clock, and of events.
             self._committed = (CommittedClock(), CommittedClock())
             #: The time that a given clock told the vectorised call that begins.
             self._called_at: int | None = None
             self._timers = RocksDbTimers(self)
-            #: What the database has that nobody has declared.
+            #: The undeclared states of the database.
             self.native = NativeStates(self, adopted)
             self._restore()
         except BaseException:
@@ -172,7 +172,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
     ) -> Table:
         """Make the column family of a state; its changes are noted for snapshots if `is_noted`."""
         cleanup = None if config is None else config.rocksdb_cleanup
-        # Merging drops what has expired: only without a time to live is a list what was there and what was appended.
+        # Merging drops what has expired: only without a time to live is a list the old list and its appended elements.
         grows = layout.endswith("list") and config is None
         number = self.changes.add_table()
         periodic = None if cleanup is None else -(-cleanup.periodic_compaction_time // 1000)
@@ -229,7 +229,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
         if found <= COUNTED:
             return found
         estimate = self.scratch.database.int_property("rocksdb.estimate-num-keys", table.family)
-        return max(found, (estimate or 0) + len(table.layer))  # of the database, and what lies in front of it
+        return max(found, (estimate or 0) + len(table.layer))  # of the database, and of the open batch
 
     def row_counts(self) -> Iterator[int]:
         """About how many rows there are, state by state, timers included."""
@@ -246,9 +246,9 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
                     self._note_key_cleared(state, prefix)
 
     def _note_key_cleared(self, state: Any, prefix: bytes) -> None:
-        """Have the next snapshot remove what compactions have dropped of a key, too, in all namespaces."""
+        """Have the next snapshot remove what compactions have dropped of a key too, in all namespaces."""
         if state.table.has_namespaces:
-            # In which it had something, nobody knows any more. What the search did not find is counted by now.
+            # The namespaces that had entries are no longer known. Counts do not include them.
             self._forget_dropped(state)
         elif state.descriptor.kind == "map":
             self.store.note_cleared(state.table, prefix + _VOID_END)
@@ -262,7 +262,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
     def _forget_dropped(self, state: Any) -> None:
         """Have the next snapshot write a base if compactions have dropped something that was cleared now.
 
-        They note nothing: what they have dropped is in the files that a delta would build on, and a longer time to live
+        They note nothing: dropped rows are in the files that a delta would build on, and a longer time to live
         would bring it back.
         """
         dropped = sum(state.rules.counters()[each] for each in _DROPPED)
@@ -300,10 +300,10 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
     # --- time ---
 
     def _let_expire(self) -> bool:
-        """Tell the filters of compactions by which time values may go: never by one that could be taken back.
+        """Tell the filters of compactions by which time values may go: never by one that could be undone.
 
         That is the time of the last commit; before the first, the last time that was worked at without a mark, and
-        without a snapshot that is being written: what its lists merge when they are read goes by this time, too.
+        without a snapshot that is being written: merges of its lists at reads use this time too.
         Return False if there is more to tell as soon as that one is written.
         """
         log = self._log
@@ -466,7 +466,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
 
     def _load_timers_of(self, domain: str, restored: RestoredState) -> None:
         name = restored.description.name
-        if self.native.has_all_key_groups:  # else what is in the order of firing has those of others, too
+        if self.native.has_all_key_groups:  # else the order of firing also has timers of other groups
             with self.native.adopting(name, name + BY_TIME) as are_held:
                 if are_held:
                     self._timers.adopt_rows(domain, restored.rows.take_changes())
@@ -507,7 +507,7 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
         if self._settings.checkpoints != "native" or not can_be_native(self, self._described()):
             return super()._take_base(may_name)
         if self.batch_segment is None:
-            self.store.flush()  # what single writes, or a batch that could not be written, have left in front
+            self.store.flush()  # values that single writes, or a batch that could not be written, have left in front
         source = NativeBase(self, may_name)
         source.undeclared = tuple(self._restored[name] for name in self._restored if name not in self.native)
         return source

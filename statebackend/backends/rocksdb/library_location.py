@@ -10,9 +10,9 @@ What is in the jar is unpacked once, into a folder that only its owner can write
 ``statebackend`` below the user's cache folder, else below the folder for temporary files. Code is loaded from there,
 so:
 
-* the folder belongs to this user, has mode 0700, is no link, and lies in folders where nobody else can exchange it;
-* the name of the file carries CRC and SHA-256 of the member of the jar, and every use compares both: what does not
-  agree is unpacked anew;
+* the folder belongs to this user, has mode 0700, is not a link, and is in folders where no other user can exchange it;
+* the name of the file carries CRC and SHA-256 of the member of the jar, and every use compares both: a library that
+  does not agree is unpacked again;
 * a file gets its name when it is whole, by renaming. Processes that unpack at once write the same bytes, and either
   wins.
 """
@@ -71,7 +71,7 @@ def find_library() -> Location:
         path = _readable(system, f"mend the installation, or set {LIBRARY} to another")
         return Location(path, "system", _version_of_name(path))
     raise BackendUnavailableError(
-        "there is no library of RocksDB",
+        "no library of RocksDB found",
         code="BACKEND_UNAVAILABLE.LIBRARY",
         detail=f"looked at {', '.join(looked_at)}",
         hint=_ANY_OTHER,
@@ -139,7 +139,7 @@ def _find_jar(looked_at: list[str]) -> Path | None:
     except (ImportError, ValueError):  # ValueError: a module of this name without a spec
         spec = None
     for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        # What pip installs, and what a distribution of Spark has in its folder `python`.
+        # Jars of pip, and of a distribution of Spark in its folder `python`.
         folders += [Path(place, "jars"), Path(place).parents[1] / "jars"]
     if os.environ.get("SPARK_HOME"):
         folders.append(Path(os.environ["SPARK_HOME"], "jars"))
@@ -181,7 +181,7 @@ def _unpacked(jar: Path) -> str:
             for path in sorted(folder.glob(f"{stem}-*{suffix}")):
                 if path.name == f"{stem}-{_digest(path)}{suffix}":
                     return str(path)
-                # Cut short, or meddled with by somebody with the rights of this user.
+                # Cut short, or changed by a process with the rights of this user.
                 path.unlink(missing_ok=True)
             return _unpack(archive, info, folder, stem, suffix)
     except (OSError, zipfile.BadZipFile, EOFError) as error:
@@ -189,7 +189,7 @@ def _unpacked(jar: Path) -> str:
             "the library of RocksDB cannot be unpacked",
             code="BACKEND_UNAVAILABLE.LIBRARY_CACHE",
             detail=f"from {jar}: {error}",
-            hint=f"install pyspark anew if the jar is damaged; else set {CACHE} to a folder with room",
+            hint=f"install pyspark again if the jar is damaged; else set {CACHE} to a folder with room",
         ) from error
 
 
@@ -219,7 +219,7 @@ def _unpack(archive: zipfile.ZipFile, info: zipfile.ZipInfo, folder: Path, stem:
 def _remove_stale(folder: Path) -> None:
     """Remove what processes have left that were killed while they unpacked."""
     for path in folder.glob(".unpacking-*"):
-        with contextlib.suppress(OSError):  # another process is at it, too
+        with contextlib.suppress(OSError):  # another process is at it too
             if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 path.unlink()
 
@@ -249,7 +249,7 @@ def _cache_folder() -> Path:
     for folder in _cache_candidates():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            # Links on the way are followed once: what is looked at is what is used, wherever they lead later.
+            # Links on the way are followed once: the file that is checked is the file that is used.
             folder = Path(os.path.realpath(folder.parent), folder.name)
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
@@ -262,7 +262,7 @@ def _cache_folder() -> Path:
             return folder
         reasons.append(f"{folder}: {reason}")
     raise BackendUnavailableError(
-        "there is no safe folder to unpack the library of RocksDB into",
+        "no safe folder to unpack the library of RocksDB into",
         code="BACKEND_UNAVAILABLE.LIBRARY_CACHE",
         detail="; ".join(reasons),
         hint=f"set {CACHE} to a folder that only this user can write, or {LIBRARY} to a library",
@@ -325,7 +325,7 @@ def _find_in_system(looked_at: list[str]) -> str | None:
 
 def _unavailable(detail: str, *, hint: str) -> NoReturn:
     raise BackendUnavailableError(
-        "there is no library of RocksDB for this machine",
+        "no library of RocksDB found for this machine",
         code="BACKEND_UNAVAILABLE.LIBRARY",
         detail=detail,
         hint=hint,
@@ -333,7 +333,7 @@ def _unavailable(detail: str, *, hint: str) -> NoReturn:
 
 
 def _readable(path: str, hint: str) -> str:
-    """Return the path if a file is there and can be read. If it is no library, the system's loader says so later."""
+    """Return the path if a file is there and can be read. If it is not a library, the system's loader says so later."""
     try:
         with open(path, "rb"):
             return path

@@ -1,10 +1,10 @@
-"""A base of RocksDB's own files: what a snapshot names of them, and uploads.
+"""A base of RocksDB's own files: the files that a snapshot names and uploads.
 
 The backend's thread makes a checkpoint of the database in the scratch folder: it flushes, and links. The writing
-thread uploads what the store does not have yet, and removes the folder. What an open batch has changed is in front of
-the database; it follows as a delta of rows.
+thread uploads what the store does not have yet, and removes the folder. Changes of an open batch are in front of the
+database; it follows as a delta of rows.
 
-For other uses, such files become a database in a folder of its own, which lasts as long as somebody may read rows.
+For other uses, such files become a database in its own folder, which lasts as long as rows may be read.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 class _Encoding(NamedTuple):
-    """What `FamilyReader` asks of a backend."""
+    """The interface that `FamilyReader` asks of a backend."""
 
     encoder: KeyEncoder
 
@@ -99,7 +99,7 @@ def _rows(
     family: NativeFamily,
     key_groups: KeyGroupRange,
 ) -> Iterator[GroupedBatch]:
-    """As `rows_of_family`; whoever may still call it keeps the database."""
+    """As `rows_of_family`; a possible caller keeps the database."""
     table = UndeclaredTable(scratch.database.column_family(family.family), family.has_namespaces)
     yield from rows_of_family(encoder, description, family, table, key_groups)
 
@@ -134,7 +134,7 @@ _BEHIND_ALL = b"\xff\xff\xff"
 
 
 class _UndeclaredFamily(NamedTuple):
-    """A column family that nobody has declared."""
+    """An undeclared column family."""
 
     described: NativeFamily
     #: None for timers in the order of firing.
@@ -143,20 +143,20 @@ class _UndeclaredFamily(NamedTuple):
 
 
 class _LoadTarget(NamedTuple):
-    """What `load` asks of a state."""
+    """The interface that `load` asks of a state."""
 
     descriptor: StandInDescriptor
     table: UndeclaredTable
 
 
 class NativeStates:
-    """What a backend has in its database that nobody has declared, and which of its files the store has."""
+    """The undeclared states in a backend's database, and which of its files the store has."""
 
     def __init__(self, backend: RocksDbKeyedBackend, adopted: NativeSnapshot | None) -> None:
         self._backend = backend
         self._adopted = adopted
         #: By RocksDB's name: the files with data as the store has them. Names are unique within one database, so this
-        #: begins with what the database began with, and is never taken over from another one.
+        #: begins with the labels at the database's start, and is never taken over from another one.
         self.stored: dict[str, StoredFile] = {} if adopted is None else adopted.tables
         self._held: dict[str, _UndeclaredFamily] = {}
         self._adopting: set[str] = set()
@@ -175,7 +175,7 @@ class NativeStates:
                 self.forget(family.table)
 
     def _cut(self, table: UndeclaredTable) -> None:
-        """Remove the key groups of other instances: whole files at once, and what is left behind one marker."""
+        """Remove the key groups of other instances: whole files at once, and the rest behind one marker."""
         database, own = self._backend.scratch.database, self._backend.key_group_range
         for start, end in ((b"", group_prefix(own.start)), (group_prefix(own.end + 1), _BEHIND_ALL)):
             database.delete_files_in_range(table.family, start, end)
@@ -184,7 +184,7 @@ class NativeStates:
     # --- what checkpoints hold ---
 
     def families(self) -> list[NativeFamily]:
-        """Those that nobody has declared."""
+        """The undeclared ones."""
         return [
             each.described._replace(has_namespaces=each.table.has_namespaces) for each in self._held.values()
         ]
@@ -212,7 +212,7 @@ class NativeStates:
         )
 
     def take_in_changes(self, restored: RestoredStates) -> None:
-        """Apply the deltas above the files to the database, which nobody has read yet. Timers have their own way."""
+        """Apply the deltas above the files to the database, which is still unread. Timers have their own way."""
         for name, held in self._held.items():
             state = restored.get(name)
             if state is None or held.description is None or held.described.is_reserved:
@@ -264,7 +264,7 @@ class NativeStates:
 
 
 class _Folder:
-    """A checkpoint of the database, in a folder beside it that lasts until it is released."""
+    """A checkpoint of the database, in a folder next to it that lasts until it is released."""
 
     def __init__(self, scratch: Scratch) -> None:
         self._scratch: Scratch | None = scratch
@@ -337,7 +337,7 @@ class NativeBase(Source):
 
 
 def can_be_native(backend: RocksDbKeyedBackend, states: StateDescriptions) -> bool:
-    """Return True if the database has states, and whoever restores them can do without their descriptors."""
+    """Return True if the database has states, and a restore does not need their descriptors."""
     return bool(families_of(backend)) and all(has_stand_ins(each) for each in states.by_name)
 
 

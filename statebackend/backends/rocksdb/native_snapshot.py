@@ -21,7 +21,7 @@ from statebackend.types import Serializer, Type, from_config, of
 
 #: The label of the file that names the column families.
 FAMILIES = "families.json"
-#: The version of that file, and of how keys and values lie in column families.
+#: The version of that file, and of how keys and values are in column families.
 FORMAT = 1
 #: Behind the name of timers: their column family in the order of firing.
 BY_TIME = ".by time"
@@ -72,7 +72,7 @@ class NativeFamily(NamedTuple):
 
 
 def families_bytes(families: Iterable[NativeFamily], version: str) -> bytes:
-    """The content of the file; ``version`` is RocksDB's, for whoever looks into it."""
+    """The content of the file; ``version`` is RocksDB's, for readers of the folder."""
     content = {"format": FORMAT, "rocksdb": version, "families": [each._asdict() for each in families]}
     return json.dumps(content, indent=1, sort_keys=True).encode()
 
@@ -172,7 +172,7 @@ _CHUNK = 4 << 20
 def fetch(checkpoint: Checkpoint, file: StoredFile, path: str, *, may_link: bool = False) -> None:
     """Put the content of a file under a new local path, in plain text. O(bytes).
 
-    With ``may_link`` it is a hard link where that can be: then nobody may write into it.
+    With ``may_link`` it is a hard link where that can be: then it must not be written to.
     """
     if may_link and _linked(checkpoint, file, path):
         checkpoint.verify([file])
@@ -187,7 +187,7 @@ def fetch(checkpoint: Checkpoint, file: StoredFile, path: str, *, may_link: bool
             checksum = crc32c(chunk, checksum)
             target.write(chunk)
     if checkpoint.encryption is not None:
-        checkpoint.verify([file])  # its checksum is one of what is stored
+        checkpoint.verify([file])  # its checksum covers the stored bytes
     elif checksum != file.checksum:
         raise CorruptCheckpointError(
             "a file does not match its checksum",
@@ -240,11 +240,12 @@ class NativeSnapshot:
     def _add(self, file: StoredFile) -> None:
         label = file.label
         if label is None or not (_LABEL.fullmatch(label) or label == FAMILIES) or label in self._files:
-            raise CorruptCheckpointError("a file of a database has a label of its own", detail=file.name)
+            raise CorruptCheckpointError("a file of a database has its own label", detail=file.name)
         self._files[label] = file
 
     def description_of(self, family: NativeFamily) -> StateDescription | None:
-        """What its snapshot says of a column family's state; None for timers in the order of firing, or if dropped."""
+        """The description of a column family's state in a snapshot; None for timers in the order of firing, or if
+        dropped."""
         if family.is_by_time or self.is_dropped(family):
             return None
         found = self._states.get(family.table)

@@ -1,6 +1,6 @@
 """Loads rows of a checkpoint into a column family, by whole columns.
 
-They go into the database, also while a batch lies in front of it: nothing takes them back, and they are no change.
+They go into the database, also while a batch is in front of it: no rollback undoes them, and they are not a change.
 Many rows that are put are sorted and written into files, which the database takes in whole; the rest goes through its
 memtables.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed_backend import RocksDbKeyedBackend
 
 
-#: Rows that are put are sorted when there are about so many bytes of them, with what Python needs for each beside them.
+#: Rows that are put are sorted when there are about so many bytes of them, with Python's overhead for each.
 GATHERED_BYTES = 16 << 20
 #: A file is finished when it has so many bytes: as many as RocksDB's own files on the last level have.
 FILE_BYTES = 64 << 20
@@ -64,16 +64,16 @@ def load(backend: RocksDbKeyedBackend, state: Any, rows: Iterable[tuple[Op, pa.R
 
 
 class SortBuffer:
-    """Rows that are put, until there are enough of them to be sorted and written, on a thread of their own.
+    """Rows that are put, until there are enough of them to be sorted and written, on their own thread.
 
-    The rows of a state come by ascending key groups. So the last key group waits for what may still come of it, and
+    The rows of a state come by ascending key groups. So the last key group waits for its later rows, and
     the rest goes into the open file, behind what is there. Memory holds a few times `GATHERED_BYTES`.
     """
 
     def __init__(self, backend: RocksDbKeyedBackend, table: Table) -> None:
         self._family = table.family
         if not backend.store.has_marks:
-            backend.store.flush()  # what was written before is older than what is loaded
+            backend.store.flush()  # earlier writes are older than the loaded rows
         self._files = _Files(backend, self._family)
         self._database = backend.scratch.database
         self._parts: list[tuple[Runs, Runs]] = []
@@ -165,7 +165,7 @@ class _Files:
         self._file.add(*keys, *values, order)
 
     def _finish(self) -> None:
-        """Let the database take the file in: of a key, what is taken in last counts."""
+        """Let the database take the file in: of a key, the last ingested row counts."""
         if self._file is not None and self._path is not None:
             self._file.finish()
             ingest(self._family, self._path)

@@ -1,12 +1,12 @@
-"""The database of one keyed backend: a folder that lasts as long as somebody reads it, and no longer.
+"""The database of one keyed backend: a folder that lasts as long as it is read, and no longer.
 
 A folder is locked while its process lives, and removed by the next one if that was killed. The lock is one of the
 system's on a file in the folder (`flock`): it ends with the process, however that ends, and knows no process ids,
-which come again. So a folder whose lock can be had belongs to nobody. Whoever begins removes such folders first,
-beside its own, if they are this user's.
+which come again. So a folder whose lock can be had is abandoned. A new process removes such folders first,
+next to its own, if they are this user's.
 
 RocksDB tells some of its statistics as text only, made for people. They are read by their names, not by places, and
-what a version of RocksDB does not say is None.
+a figure that this version of RocksDB lacks is None.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class LockedFolder:
 
 
 def _made(parent: str) -> tuple[str, int | None]:
-    """A new folder, and the open file that is locked; None where the file system has no locks."""
+    """A new folder, and the open file that is locked; None where the file system lacks locks."""
     for _ in range(_ATTEMPTS):
         path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
         try:
@@ -91,7 +91,7 @@ def _made(parent: str) -> tuple[str, int | None]:
                     os.unlink(os.path.join(path, _LOCK))
                 return path, None
             if error.errno in (errno.EWOULDBLOCK, errno.ENOENT):
-                continue  # somebody has taken it for one that was left
+                continue  # another process took it for an abandoned one
             shutil.rmtree(path, ignore_errors=True)
             raise
         return path, lock
@@ -122,7 +122,7 @@ def remove_left_folders(parent: str | os.PathLike[str]) -> list[str]:
     for folder in found:
         with contextlib.suppress(
             OSError
-        ):  # it is in use, another process is at it, too, or it cannot be removed
+        ):  # it is in use, another process is at it too, or it cannot be removed
             about = os.lstat(folder)
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
                 continue
@@ -130,7 +130,7 @@ def remove_left_folders(parent: str | os.PathLike[str]) -> list[str]:
                 lock = _locked(str(folder))
             except FileNotFoundError:
                 if time.time() - about.st_mtime > _STALE_SECONDS:
-                    os.rmdir(folder)  # only if it is empty: it may be an older version's, which has no locks
+                    os.rmdir(folder)  # only if it is empty: it may be an older version's, which lacks locks
                     removed.append(str(folder))
                 continue
             try:
@@ -179,7 +179,7 @@ def shared_budget(limit: int) -> MemoryBudget:
 class Scratch:
     """A database in a new folder. The backend holds it, and so does every snapshot that is being written.
 
-    It has no log, and nothing of it outlives the process: state survives in checkpoints. If the process is killed, the
+    It lacks a log, and nothing of it outlives the process: state survives in checkpoints. If the process is killed, the
     next one removes the folder. The database begins with the files of a checkpoint, if these are given.
     """
 
@@ -207,7 +207,7 @@ class Scratch:
         if native is None:
             return Database(path, self._options())
         native.place(path)
-        idle = self._options(is_idle=True)  # of families that nobody needs any more
+        idle = self._options(is_idle=True)  # of unused families
         for family in native.families:
             rules = ExpiryRules(CommittedClock(), family.layout, element_bytes=max(family.element_bytes, 1))
             self.rules[family.family] = rules
@@ -281,7 +281,7 @@ class Scratch:
 
     @property
     def has_readers(self) -> bool:
-        """True while somebody beside the backend reads the database."""
+        """True while another reader than the backend uses the database."""
         return self._users > 1
 
     def release(self) -> None:
@@ -326,7 +326,7 @@ _WORK = ("pending_compaction_bytes", "running_compactions", "running_flushes")
 
 
 def figures_of_database(database: Database, budget: MemoryBudget) -> dict[str, Any]:
-    """Memory by part, what stalls all states together, errors in the background, and the library."""
+    """Memory by part, stalls of all states together, errors in the background, and the library."""
     default = database.column_family("default")
     found = database.statistics(default)
     text = database.property("rocksdb.db-write-stall-stats", default)

@@ -1,6 +1,6 @@
 """The options of the backend, checked, and Flink's predefined options as RocksDB's own settings.
 
-The names and values of predefined options are those of Flink's ``PredefinedOptions``. As there, nothing writes
+The names and values of predefined options are as in Flink's ``PredefinedOptions``. As there, nothing writes
 RocksDB's log beyond its head, and no statistics are dumped.
 
 >>> Settings(compression="lz4").shown()
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from statebackend.errors import usage
 
 SMALLEST_LIMIT = 4 << 20
-#: What bases in checkpoints are made of.
+#: The content of bases in checkpoints.
 CHECKPOINTS = ("rows", "native")
 LARGEST_LIMIT = 1 << 62
 
@@ -67,7 +67,7 @@ class Settings:
 
 MB = 1 << 20
 
-#: What ``compression=`` may be, and RocksDB's name for it.
+#: The values of ``compression=``, and RocksDB's names for them.
 COMPRESSIONS = {
     "none": "kNoCompression",
     "snappy": "kSnappyCompression",
@@ -135,10 +135,10 @@ def predefined(name: str) -> Predefined:
 def column_family_settings(
     chosen: Predefined, *, compression: str | None = None, periodic_compaction_seconds: int | None = None
 ) -> dict[str, str | int | bool]:
-    """Return the settings of a column family: those of the set, with what is given here.
+    """Return the settings of a column family: the set's, with the given ones.
 
-    Files that nothing touches are compacted again after `periodic_compaction_seconds`, so that what has expired in
-    them goes, too; 0 turns that off.
+    Files that nothing touches are compacted again after `periodic_compaction_seconds`, so that expired rows in them
+    go too; 0 turns that off.
     """
     settings = dict(chosen.column_family)
     if compression is not None:

@@ -153,7 +153,7 @@ class RocksDbAddingState(RocksDbSingleState, AddingColumns):
         return Changed(keys, results, None if touched.spaces is None else touched.spaces.shown())
 
     def _add_each(self, rows: Any, values: list[Any]) -> None:
-        """Call `add` row by row, within a vectorised call; what the keys have is read before, in order."""
+        """Call `add` row by row, within a vectorised call; the keys' values are read before, in order."""
         if len(rows) < FEWEST_IN_ORDER:
             super()._add_each(rows, values)
             return
@@ -188,7 +188,7 @@ class RocksDbAddingState(RocksDbSingleState, AddingColumns):
         known, numbers = touched.chosen(np.flatnonzero(there)), _number_in_table(call.namespaces)
 
         def added(layout: Any, before: Any, new: Any, plan: AddPlan) -> tuple[StateTable, Any, Array]:
-            """What the keys have when the rows are added to what they had before; and the table that tells it."""
+            """The keys' values after the rows were added; and the table that holds them."""
             table = StateTable(
                 StateCore(),
                 key="bytes" if isinstance(touched.keys, tuple) else "int",

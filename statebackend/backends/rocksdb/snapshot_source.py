@@ -1,7 +1,7 @@
-"""The rows of the backend: of a whole view, and of what has changed since a point.
+"""The rows of the backend: of a whole view, and of the changes since a point.
 
-A view holds an iterator of each column family, which sees the database as it was. What the open batch had in front of
-it is read at once. A reader on another thread goes over both, in order of the composite keys, and so of key groups.
+A view holds an iterator of each column family, which sees the database as it was. The open batch's changes are read at
+once. A reader on another thread goes over both, in order of the composite keys, and so of key groups.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Segment:
     def __init__(self, tables: int, *, is_of_mark: bool = False) -> None:
         #: True for a mark, or for the batch that the first mark begins; False for a snapshot.
         self.is_of_mark = is_of_mark
-        #: By the number of the table: each key, and what has become of it.
+        #: By the number of the table: each key, and its change.
         self.tables = [KeyChanges() for _ in range(tables)]
         #: False once it was dropped, or a rollback went behind it.
         self.is_valid = True
@@ -62,7 +62,7 @@ class Segment:
 class ChangeLog:
     """The segments between the moments that marks and points remember, oldest first; ``note_in`` gets the newest one.
 
-    While nobody remembers a moment nothing is noted.
+    While no moment is remembered, nothing is noted.
     """
 
     def __init__(self, note_in: Callable[[list[KeyChanges] | None], object]) -> None:
@@ -90,7 +90,7 @@ class ChangeLog:
         self._note_in(self._segments[-1].tables if self._segments else None)
 
     def drop(self, segment: Segment) -> None:
-        """Forget a moment. What has changed since is passed on to the moment before, if there is one. Idempotent."""
+        """Forget a moment. Later changes are passed on to the moment before, if there is one. Idempotent."""
         if not segment.is_valid:
             return
         segment.is_valid = False
@@ -107,7 +107,7 @@ class ChangeLog:
             self._note()
 
     def drop_lost(self, known: Collection[Segment | None]) -> bool:
-        """Forget the moments of marks that are not among the known ones, and what has changed since.
+        """Forget the moments of marks that are not among the known ones, and the changes since.
 
         Return True if there were any: then the next snapshot must be a base.
         """
@@ -209,7 +209,7 @@ class FamilyReader:
         return state_schema(key_type, self.descriptor, namespaces=self._has_namespaces, ops=ops)
 
     def batch(self, keys: Runs, values: Runs | None, op: Op | None) -> tuple[pa.RecordBatch, Array]:
-        """Composite keys, and what is stored there (None: nothing), as a batch; and the key group of each row."""
+        """Composite keys, and the stored bytes (None: nothing), as a batch; and the key group of each row."""
         inner_encoder = None if op is Op.CLEAR else self._map_encoder
         map_is_int = None if inner_encoder is None else inner_encoder.kind == "int"
         groups, canonical, namespaces, inner = split_many(*keys, self._encoder.kind == "int", map_is_int)
@@ -239,7 +239,7 @@ class FamilyReader:
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
         if self.is_list and values is not None:
             kept = np.flatnonzero(np.diff(values[0]))
-            if len(kept) < len(groups):  # no bytes are no list
+            if len(kept) < len(groups):  # empty bytes are not a list
                 return batch.take(pa.array(kept)), groups[kept]
         return batch, groups
 
@@ -299,11 +299,11 @@ class _Rows(NamedTuple):
 
 
 class _ChangedRows(NamedTuple):
-    """Keys that have changed, in order, with what is stored there now."""
+    """Keys that have changed, in order, with the bytes stored there now."""
 
     rows: _Rows
     is_there: Array
-    #: What has become of each, as `Changes` says.
+    #: The change of each, as `Changes` says.
     became: Array
     #: The places of maps that were cleared as a whole.
     cleared: Runs
@@ -317,12 +317,12 @@ class _ChangedRows(NamedTuple):
         if is_cleared.any():
             runs, became = chosen_rows(runs, ~is_cleared), became[~is_cleared]
         found, ends, data = backend.store.get_many(state.table, *runs)
-        if state.is_list:  # no bytes are no list
+        if state.is_list:  # empty bytes are not a list
             found = np.diff(ends) > 0
         return cls(_Rows(runs, (ends, data)), found, became, cleared)
 
     def operations(self) -> list[tuple[Op, _Rows]]:
-        """What a delta does, in this order: clears maps, removes, puts, and appends to lists that only grew."""
+        """The steps of a delta, in this order: clear maps, removes, puts, and appends to lists that only grew."""
         sizes = np.diff(self.rows.values[0])
         grew = self.is_there & (self.became < 0) & (sizes > -self.became)
         removed = np.flatnonzero(~self.is_there & ~are_below(*self.rows.keys, *self.cleared))
@@ -338,14 +338,14 @@ class _ChangedRows(NamedTuple):
 
 
 def _places(ends: Array, data: Array) -> Runs:
-    """The places of cleared maps: what is noted of them lacks the last byte, which is 0."""
+    """The places of cleared maps: their notes lack the last byte, which is 0."""
     places = np.zeros(len(data) + len(ends) - 1, np.uint8)
     places[np.arange(len(data)) + np.repeat(np.arange(len(ends) - 1), np.diff(ends))] = data
     return ends + np.arange(len(ends)), places
 
 
 class _StateView:
-    """One state at a moment: a walk over the database as it was, and over a copy of what the batch had changed."""
+    """One state at a moment: a walk over the database as it was, and over a copy of the batch's changes."""
 
     def __init__(self, backend: RocksDbKeyedBackend, state: FamilyReader) -> None:
         self.state = state
@@ -448,7 +448,7 @@ class RocksDbChanges(Source):
 
 
 def _changed(state: FamilyReader, operations: Sequence[tuple[Op, _Rows]]) -> Iterator[GroupedBatch]:
-    """In each key group, what was cleared, what was removed, what was written, what was appended."""
+    """In each key group: cleared, removed, written and appended rows."""
     known = [(op, rows, groups_of(rows.keys)) for op, rows in operations if len(rows)]
     sizes = np.bincount(np.concatenate([groups for _, _, groups in known]))
     for first, last in group_ranges(sizes, 0):

@@ -1,7 +1,7 @@
 """Timers in two column families for each domain: by key, as a map of times, and by time, in the order of firing.
 
-What is by key is what checkpoints hold. What is by time follows from it: a time, a key and a namespace, with the key
-group for a value, so that the first row of all is the next timer that fires, whatever its key group. Both change in
+Checkpoints hold the rows by key. The rows by time follow from them: a time, a key and a namespace, with the key
+group for a value, so that the first row of all is the next timer that fires, of any key group. Both change in
 one batch.
 """
 
@@ -52,7 +52,7 @@ class _Timers(NamedTuple):
 def load_timers(
     backend: RocksDbKeyedBackend, domain: str, queue: Queue, rows: Iterable[GroupedBatch]
 ) -> None:
-    """Apply rows in order to a domain that has no timer. O(timers), and a sort of them.
+    """Apply rows in order to a domain without timers. O(timers), and a sort of them.
 
     If some rows are changes, timers are counted at the end: O(timers).
     """
@@ -156,7 +156,7 @@ class RocksDbTimers(Timers):
     # --- one timer ---
 
     def _place(self) -> tuple[int, bytes, bytes]:
-        """Key group, place, and what lies behind the time in the order of firing."""
+        """Key group, place, and the bytes after the time in the order of firing."""
         backend = self._backend
         key, group, namespace = backend._require_key(), backend._key_group, backend._namespace
         place = composite_key(group, key, namespace)
@@ -183,7 +183,7 @@ class RocksDbTimers(Timers):
             self._remove(queue, time, place, behind)
 
     def _remove(self, queue: Queue, time: bytes, place: bytes, behind: bytes) -> None:
-        """Remove a timer that is there. What fires is gone from both, or it would fire for ever."""
+        """Remove a timer that is there. A fired timer is gone from both, or it would fire forever."""
         with self._backend.together():
             self._store.delete_at(queue.by_key, place + time)
             self._store.delete_at(queue.by_time, time + behind)

@@ -21,7 +21,7 @@ from statebackend.checkpoint.files.target_folder import (
 )
 from statebackend.errors import UsageError, usage
 
-#: The schemes of the object stores that a store can lie in.
+#: The schemes of the object stores that a store can be in.
 _OBJECT_STORES = ("s3", "gs", "abfss")
 
 

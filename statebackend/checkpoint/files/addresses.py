@@ -80,7 +80,7 @@ def parse_object_address(address: str) -> ObjectAddress:
     >>> parse_object_address("s3://bucket?endpoint_override=localhost:9000&scheme=http&region=here").options
     {'region': 'here', 'endpoint': 'http://localhost:9000', 'allow_http': 'true'}
     """
-    # "#" has no meaning here: with one, two addresses would otherwise be one store.
+    # "#" is not special here: with one, two addresses would otherwise be one store.
     try:
         scheme, place, path, query, _ = urlsplit(address, allow_fragments=False)
     except ValueError:  # its message may show a secret

@@ -1,7 +1,7 @@
 """All requests that a store in an object store makes, and nothing else.
 
 Tests replace this layer with one that fails, dies, lies or comes late at any request. Credentials, regions, proxies
-and time limits are those of ``obstore``: it reads the environment variables ``AWS_*``, ``AZURE_*`` and ``GOOGLE_*``,
+and time limits follow ``obstore``: it reads the environment variables ``AWS_*``, ``AZURE_*`` and ``GOOGLE_*``,
 asks the machine that it runs on for its role, and takes options of the same names.
 """
 
@@ -25,11 +25,11 @@ T = TypeVar("T")
 PART_SIZE = 8 << 20
 #: The parts of one object that are under way at once: they are held in memory.
 _PARTS_AT_ONCE = 4
-#: What the names of environment variables, which obstore takes for options, begin with.
+#: Prefixes of environment variables, which obstore takes for options, begin with.
 _PREFIX = re.compile("^(aws|azure_storage|azure|google)_")
 #: Options that would lead to another place than the address.
 _PLACE_OPTIONS = ("bucket", "bucket_name", "container_name")
-#: The options of obstore's HTTP client, which it takes apart from those of a service.
+#: The options of obstore's HTTP client, which it takes apart from options of a service.
 _CLIENT_OPTIONS = (
     "allow_http",
     "allow_invalid_certificates",
@@ -51,7 +51,8 @@ _CLIENT_OPTIONS = (
     "timeout",
     "user_agent",
 )
-#: What may be shown of an error's text: the rest may hold a signed address, or what the service says of a key.
+#: The parts of an error's text that may be shown: the rest may hold a signed address, or the service's words about a
+#: key.
 _STATUS = re.compile(r"status code: ([0-9]{3})\b(?: [A-Z][A-Za-z]*)*")
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 
@@ -90,7 +91,7 @@ class ObjectCalls:
     def create(self, name: str, content: bytes) -> None:
         """Write an object that must not exist, or raise `FileExistsError`. One request.
 
-        `FileExistsError` may be the answer to a repetition of what has been done: read the object. ``ENOTSUP`` says
+        `FileExistsError` may be the answer to a repeated request that succeeded: read the object. ``ENOTSUP`` says
         that the service can create nothing exclusively.
         """
         # A multipart upload would overwrite whatever is there.
@@ -154,7 +155,7 @@ class ObjectCalls:
     # --- obstore ---
 
     def _ask(self, doing: str, name: str, request: Callable[[Any, Any], T]) -> T:
-        """Make a request, and translate its error. What is raised has no cause, whose text could hold a secret."""
+        """Make a request, and translate its error. The raised error has no cause, whose text could hold a secret."""
         obstore = _obstore()
         _refuse_forked()
         if self._opened is None:
@@ -189,7 +190,7 @@ class ObjectCalls:
         except (OSError, ValueError, TypeError, obstore.exceptions.BaseError) as error:
             raise usage.address(
                 f"the address of the store cannot be used: {_reason(error, options)}",
-                hint="the options in the address, or in options=, are those of obstore",
+                hint="the options in the address, or in options=, are obstore's",
             ) from None
 
 
@@ -219,7 +220,7 @@ def _obstore() -> Any:
 
 
 def _refuse_forked() -> None:
-    """Raise where obstore would wait for ever: its threads are gone in a process forked from one that has used it."""
+    """Raise where obstore would wait forever: its threads are gone in a process forked from one that has used it."""
     global _used_in
     if _used_in is None:
         _used_in = os.getpid()
@@ -258,7 +259,7 @@ def _translated(exceptions: Any, error: Exception, doing: str, name: str) -> OSE
         reason = type(error).__name__
     message = f"the object store failed to {doing} {name or 'the bucket'}: {reason}"
     refused = (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
-    # A missing bucket is no missing file, which callers may take for an empty folder.
+    # A missing bucket is not a missing file, which callers may take for an empty folder.
     return PermissionError(errno.EACCES, message) if isinstance(error, refused) else OSError(message)
 
 

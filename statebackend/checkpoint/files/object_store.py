@@ -1,7 +1,7 @@
 """A store in an object store: objects appear whole, and a conditional PUT keeps a second writer out.
 
 Nothing here can be fenced, and nothing needs to be: the log of the store has numbered entries, and each comes into
-being by a PUT that succeeds only if there is no object of its name. A new writer takes the number after the newest
+being by a PUT that succeeds only if its name is free. A new writer takes the number after the newest
 entry for its own first one. Whichever of several writers creates that object has won; the others, and the writer
 before, whose next entry would have the same number, fail to create theirs and know why. All else that a writer does
 to objects that others may rely on has been decided in the log before.
@@ -217,7 +217,7 @@ class ObjectFiles(StoreFiles):
         return 0.0
 
     def names(self, folder: str) -> list[str]:
-        # A service with folders of its own may list one as an object, too.
+        # A service that has folders may list one as an object too.
         return sorted({*self._calls.names(self._path(folder))})
 
     def open_input(self, name: str, size: int | None = None) -> pa.NativeFile:
@@ -268,7 +268,7 @@ class ObjectFiles(StoreFiles):
             for content in (b"first", b"second"):
                 try:
                     self._calls.create(path, content)
-                except FileExistsError:  # the first one, too, may be refused if it is repeated on the way
+                except FileExistsError:  # the first one too, may be refused if it is repeated on the way
                     refuses = True
         except OSError as error:
             if error.errno != errno.ENOTSUP:
@@ -312,7 +312,7 @@ class ObjectFiles(StoreFiles):
             if error.errno != errno.ENOTSUP:
                 raise
             if not self._single_writer:
-                raise self._no_exclusion("it has no conditional writes") from None
+                raise self._no_exclusion("it lacks conditional writes") from None
             self._calls.put(path, content)
 
     def _settle(self, path: str, content: bytes, error: OSError) -> None:

@@ -1,9 +1,9 @@
 """A store on a POSIX path, local or shared: exclusive, durable commits and a fence against older writers.
 
-Every writer has an epoch and holds the folder ``checkpoints/epoch-<epoch>/``. Whatever must not happen once a newer
-writer is there goes *through* that folder: a writer writes an entry in it and then links it up; it moves a file that
+Every writer has an epoch and holds the folder ``checkpoints/epoch-<epoch>/``. Steps that must not happen once a newer
+writer exists go *through* that folder: a writer writes an entry in it and then links it up; it moves a file that
 is no longer needed into it and then removes it. A newer writer empties and removes the folder. From then on both
-steps fail atomically, whatever the older writer found out before.
+steps fail atomically, even if the older writer looked before.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PosixSink(FileSink):
 
     def finish(self) -> None:
         assert self._descriptor is not None
-        # Sync only once: what a failed sync did not write counts as clean, so a second one would report success.
+        # Sync only once: pages that a failed sync did not write count as clean, so a second one would report success.
         self._calls.sync(self._descriptor)
         self._close()
 
@@ -283,7 +283,7 @@ class PosixFiles(StoreFiles):
             # Anyone else who looks at this folder is a newer writer, which has found us not alive yet.
             raise FencedError from None
         except OSError as error:
-            # This file system has no locks: another live writer is fenced instead of refused.
+            # Without locks on this file system: another live writer is fenced instead of refused.
             _log.info("no lock can be taken here: %s", error)
 
     def _fence(self, epoch: int) -> None:
@@ -358,7 +358,7 @@ class PosixFiles(StoreFiles):
             raise UsageError(
                 "this file system cannot keep a second writer out",
                 code="USAGE.SINGLE_WRITER",
-                detail=f"{self.uri} has no hard links, and no rename that replaces nothing: {error.strerror}",
+                detail=f"{self.uri} lacks hard links, and a rename that replaces nothing: {error.strerror}",
                 hint="use a local disk or an NFS path; or pass CheckpointStore(..., single_writer=True) if you "
                 "vouch that no second one writes there",
             ) from error

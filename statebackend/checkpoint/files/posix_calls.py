@@ -97,7 +97,7 @@ class PosixCalls:
         os.rename(source, target)
 
     def rename_exclusive(self, source: str, target: str) -> None:
-        """Give a file another name, which must be free, where the file system has no links."""
+        """Give a file another name, which must be free, where the file system lacks links."""
         library = ctypes.CDLL(None, use_errno=True)
         old, new = os.fsencode(source), os.fsencode(target)
         try:

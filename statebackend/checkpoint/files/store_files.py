@@ -60,7 +60,7 @@ def map_in_threads(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 
 class BytesLike(Protocol):
-    """An object whose bytes lie in one place, such as bytes, memoryviews and Arrow's buffers."""
+    """An object whose bytes are in one place, such as bytes, memoryviews and Arrow's buffers."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -132,7 +132,7 @@ class StoreFiles(ABC):
 
     @abstractmethod
     def size(self, name: str) -> int | None:
-        """The file's size in bytes; None if there is no such file."""
+        """The file's size in bytes; None if it does not exist."""
 
     @abstractmethod
     def modified(self, name: str) -> float:
@@ -140,7 +140,7 @@ class StoreFiles(ABC):
 
     @abstractmethod
     def names(self, folder: str) -> list[str]:
-        """The names in a folder, sorted; none if there is no such folder."""
+        """The names in a folder, sorted; none if it does not exist."""
 
     @abstractmethod
     def open_input(self, name: str, size: int | None = None) -> pa.NativeFile:
@@ -155,7 +155,7 @@ class StoreFiles(ABC):
 
     @abstractmethod
     def below(self, folder: str) -> StoreFiles:
-        """The files in a folder, as a place of their own."""
+        """The files in a folder, as their own place."""
 
     # --- data files ---
 
@@ -174,7 +174,7 @@ class StoreFiles(ABC):
             raise
 
     def room(self) -> int | None:
-        """The bytes that can still be written; None if there is no limit, or it is not known."""
+        """The bytes that can still be written; None without a limit, or if it is unknown."""
         return None
 
     @abstractmethod
@@ -197,8 +197,8 @@ class StoreFiles(ABC):
 
         Where names can be made exclusive by folders and links, it is taken alone, and all older writers are fenced:
         when it returns, none of them can publish or retire anything any more, and every entry that one of them
-        published is listed and durable. Elsewhere two writers may get one number, which is then also that of the next
-        entry of the log: publishing this entry shows who has won, and fences the others.
+        published is listed and durable. Elsewhere two writers may get one number, which is then also the number of the
+        next entry of the log: publishing this entry shows who has won, and fences the others.
 
         With ``refuse_live``, it raises `BlockingIOError` and fences nothing if an older writer is known to be alive.
         """

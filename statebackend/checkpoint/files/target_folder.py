@@ -55,7 +55,7 @@ class TargetFolder(ABC):
 
     @abstractmethod
     def adopt(self, name: str, source: StoreFiles, source_name: str) -> str | None:
-        """Make a complete file of a store appear here, too, without its bytes coming to this process; return how.
+        """Make a complete file of a store appear here too, without its bytes coming to this process; return how.
 
         Returns None, and has done nothing, if that is not possible between the two. `FileExistsError` if the name is
         taken, as far as that can be told.
@@ -69,7 +69,7 @@ class TargetFolder(ABC):
     def create(self, name: str, content: bytes) -> None:
         """Make a small file that must not exist, durably, or raise `FileExistsError`: of two writers, one succeeds.
 
-        In an object store, the second of two that write the same content succeeds, too.
+        In an object store, the second of two that write the same content succeeds too.
         """
 
     def remove(self, name: str) -> None:
@@ -217,7 +217,7 @@ class ObjectTargetFolder(TargetFolder):
                 found = self._calls.get(path)
             except OSError:
                 raise error from None
-            if found != content:  # else it is the answer to a repetition of what has been done
+            if found != content:  # else it is the answer to a repeated request that succeeded
                 raise FileExistsError(errno.EEXIST, "an object of this name exists", path) from None
 
 

@@ -1,4 +1,4 @@
-"""Data files: the rows of one subtask's states, as an Arrow IPC file with an index of its own.
+"""Data files: the rows of one subtask's states, as an Arrow IPC file with its own index.
 
 Rows are sorted by state and key group, in batches of one state that may span key groups. All states share one Arrow
 schema, so any Arrow reader opens the file. States with the same type for a column share it; it is null in the rows of

@@ -31,7 +31,7 @@ _TAIL = 64 << 10
 def read_data_file(source: pa.NativeFile, name: str) -> DataFileReader:
     """Open a file for reading; reads and checks its index. ``source`` is a ``pyarrow.NativeFile``.
 
-    Errors call the file ``name``. Anything that differs from what was written raises `CorruptCheckpointError`.
+    Errors call the file ``name``. Any change since the writing raises `CorruptCheckpointError`.
     """
     return DataFileReader(source, name)
 
@@ -59,7 +59,7 @@ class DataFileReader:
         )
         if self._index.file not in (None, name):
             raise CorruptCheckpointError(
-                "the content of the file is that of another one",
+                "the file has the content of another one",
                 detail=f"{name}, written as {self._index.file}",
             )
         self._schema_message = self._region(self._index.schema)[8:]
@@ -189,7 +189,7 @@ class DataFileReader:
 
     def _state(self, state: str) -> StateColumns:
         if state not in self._states:
-            raise UsageError(f"the file has no state {state!r}", detail=self.name)
+            raise UsageError(f"the file lacks the state {state!r}", detail=self.name)
         return self._states[state]
 
     def _runs(self, state: str) -> NDArray[np.void]:

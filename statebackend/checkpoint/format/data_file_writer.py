@@ -162,7 +162,7 @@ def _check_rows(section: Section, rows: GroupedBatch, last_group: int) -> int:
     if int(rows.counts.min()) < 1 or not is_sorted or groups[0] < last_group:
         raise UsageError("rows are sorted by key group", detail=where)
     if groups[-1] >= MAX_PARALLELISM:
-        raise UsageError("there is no such key group", detail=f"{where}, key group {int(groups[-1])}")
+        raise UsageError("the key group does not exist", detail=f"{where}, key group {int(groups[-1])}")
     return int(groups[-1])
 
 

@@ -134,7 +134,7 @@ class Trailer(NamedTuple):
         """Parse a trailer; `CorruptCheckpointError` if the bytes are not one, or of an unknown version."""
         where = f"{name}, bytes {offset} to {offset + TRAILER.size}"
         if len(data) != TRAILER.size or data[-12:-4] != MAGIC:
-            raise CorruptCheckpointError("the file has no index", detail=where)
+            raise CorruptCheckpointError("the file lacks an index", detail=where)
         *fields, version, _, checksum = TRAILER.unpack(data)
         if crc32c(data[:-4]) != checksum:
             raise CorruptCheckpointError("the file does not match its checksum", detail=where)

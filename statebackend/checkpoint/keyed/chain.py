@@ -7,7 +7,7 @@
      base + deltas, and perhaps a file that will replace some of them: several deltas in one, or a new base, of the
      moment of a snapshot, in place of all files of that snapshot
 
-Every snapshot builds on the newest checkpoint that was committed when it was taken. It opens a point of its own, which
+Every snapshot builds on the newest checkpoint that was committed when it was taken. It opens its own point, which
 becomes the chain's when it is committed. An aborted snapshot drops its point: its changes are read again, from the
 chain's point. A point that a rollback has gone behind is no longer valid, and the next snapshot is a base.
 
@@ -92,7 +92,7 @@ def is_base_due(base: int, deltas: int) -> bool:
 def run_to_merge(sizes: Sequence[int], base: int) -> range | None:
     """The deltas to merge, as positions in the order in which they are applied; None if no tier has eight neighbours.
 
-    Also None if these are more than half of what makes another base due.
+    Also None if these are more than half of the size at which another base is due.
 
     Only neighbours are merged, so smaller files written just before a large one count as being of its tier. O(files).
 
@@ -151,7 +151,7 @@ class Chain(NamedTuple):
 
     @property
     def mergeable(self) -> tuple[StoredFile, ...]:
-        """Deltas that are to be merged into one. If a base is due, but has no room, their size does not matter."""
+        """Deltas that are to be merged into one. If a base is due, but lacks room, their size does not matter."""
         deltas = self.deltas
         sizes = [file.size for file in deltas]
         run = run_to_merge(sizes, 2 * sum(sizes) if self.is_base_due else self.base_size)

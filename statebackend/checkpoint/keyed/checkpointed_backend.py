@@ -51,7 +51,7 @@ _TIMER_STATES = [timer_state(domain) for domain in DOMAINS]
 
 
 class CheckpointedKeyedBackend(BaseKeyedStateBackend):
-    """The shared part. A backend writes the methods under "to be written", and those of the base class."""
+    """The shared part. A backend writes the methods under "to be written", and the methods of the base class."""
 
     def __init__(self, key_type: object, *, restore: object = (), **options: Any) -> None:
         super().__init__(key_type, **options)

@@ -2,7 +2,7 @@
 
 It does nothing row by row. The rows of one key share a number, and the position of the last row that removes or
 replaces a value decides which of them still count. Files that replace others are written in the background: checked,
-paced, and put off while the disk has no room.
+paced, and put off while the disk is full.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Rows = NDArray[np.integer]
 def applied(kind: str, tables: Sequence[pa.Table]) -> pa.Table:
     """The rows that remain of a state of this kind, given in the order of applying. O(rows).
 
-    The columns are those of data files without ``op``. Elements of a list and entries of a map keep their order; keys
+    The columns are as in data files without ``op``. Elements of a list and entries of a map keep their order; keys
     have none.
     """
     rows = with_namespaces(pa.concat_tables(tables, promote_options="default"))
@@ -177,7 +177,7 @@ class Backoff:
         self._to_wait = 2**self._failures
 
     def wait(self) -> None:
-        """There was no room for an attempt: wait a little."""
+        """The disk was too full for an attempt: wait a little."""
         self._to_wait = _PAUSE
 
     def succeeded(self) -> None:
@@ -306,7 +306,7 @@ def merged(kind: str, rows: pa.Table) -> pa.Table:
 def _map_rows(of_map: Rows, map_keys: pa.ChunkedArray, ops: Rows) -> tuple[Rows, Rows]:
     """Of each map the last clearing; then, of entries written since, a removal and the last put.
 
-    An entry that was removed and put again stands at the end of its map, so both rows stay. Where the map was cleared,
+    An entry that was removed and put again is at the end of its map, so both rows stay. Where the map was cleared,
     there is nothing left to remove. Puts come in the order in which they created their entries.
     """
     at = np.arange(len(ops))

@@ -183,7 +183,7 @@ def check_key_type(config: object, key_type: Type, whole: str, where: str) -> No
     """Raise `StateMigrationError` if the keys of a checkpoint or savepoint have another type than a backend."""
     if config != key_type.config():
         raise StateMigrationError(
-            f"the keys of the {whole} are {describe(config)}, and those of this backend {key_type.ddl()}",
+            f"the keys of the {whole} are {describe(config)}, and this backend has {key_type.ddl()}",
             code="STATE_MIGRATION.KEY_TYPE",
             detail=where,
             hint="create the backend with the type of key that the state was written with",

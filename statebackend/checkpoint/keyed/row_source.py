@@ -59,7 +59,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def is_empty(self) -> bool:
-        """True if there are no rows."""
+        """True without rows."""
 
     @abstractmethod
     def sections(self) -> Sequence[Section]:
@@ -78,7 +78,7 @@ class Source(ABC):
         return [*self.sections(), *(each.section() for each in self.undeclared if each.rows)]
 
     def write(self, writer: DataWriter) -> tuple[StoredFile, ...]:
-        """Write the files of this moment. The source is released, whatever happens."""
+        """Write the files of this moment. The source is released in any case."""
         try:
             files = self._write(writer)
             if self.wrote is not None:
@@ -88,11 +88,11 @@ class Source(ABC):
             self.release()
 
     def _write(self, writer: DataWriter) -> tuple[StoredFile, ...]:
-        """Write one data file with all rows, or none if there are no rows."""
+        """Write one data file with all rows, or none without rows."""
         if self.is_empty and not any(each.rows for each in self.undeclared):
             return ()
         with writer.create(self.kind, key_groups=self.key_groups) as file:
-            # A state that is known to have no rows costs nothing in the file.
+            # A state that is known to be empty costs nothing in the file.
             sections = [each for each in self.all_sections() if each.batches != ()]
             write_data_file(
                 file, sections, name=file.name, compression=writer.compression, threads=self.threads
@@ -235,7 +235,7 @@ def open_native_rows(
         reader: Any = importlib.import_module(_READER)
     except ImportError as error:
         raise BackendUnavailableError(
-            f"the checkpoint has files of RocksDB, and what reads them is not built ({error})",
+            f"the checkpoint has files of RocksDB, and their reader is not built ({error})",
             code="BACKEND_UNAVAILABLE.IMPORT",
             hint="build it with 'python setup.py build_ext --inplace'",
         ) from error

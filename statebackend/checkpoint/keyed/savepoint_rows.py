@@ -162,7 +162,7 @@ def _encoded(shown: pa.Array, namespace_of: Callable[[str], object]) -> pa.Array
 def read_savepoint(
     savepoint: Savepoint, key_type: Type, max_parallelism: int, key_groups: KeyGroupRange
 ) -> RestoredStates:
-    """The states of some key groups. The number of key groups may differ from that of the savepoint.
+    """The states of some key groups. The number of key groups may differ from the savepoint's.
 
     Skips the files of instances that share no key group with these. Checks every other file as a whole; rows are read
     when they are asked for.

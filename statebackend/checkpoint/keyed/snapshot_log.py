@@ -55,7 +55,7 @@ class SnapshotLog:
 
     | event | the snapshot | the chain | a merged file, or a base, that no manifest names |
     |---|---|---|---|
-    | `taken` | is in flight, with a point of its own | stays | if it is written, the next snapshot adopts it |
+    | `taken` | is in flight, with its own point | stays | if it is written, the next snapshot adopts it |
     | `committed` | becomes the chain; older ones go | is replaced | is settled if it is named, else it goes |
     | `aborted` | goes | stays | goes if nothing else builds on it |
     | `rolled_back` | stays | without its point, the next snapshot is a base | stays |

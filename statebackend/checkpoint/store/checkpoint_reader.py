@@ -99,7 +99,7 @@ class Checkpoint:
 
     @property
     def now(self) -> int | None:
-        """The time of its batch, in milliseconds. `sb.tools.set_time` can replace that of the newest checkpoint."""
+        """The time of its batch, in milliseconds. `sb.tools.set_time` can replace the newest checkpoint's."""
         return self.manifest.now if self._times.now is None else self._times.now
 
     @property
@@ -187,7 +187,7 @@ class Checkpoint:
         return read_log(self._files).state.has_outputs(CheckpointKey(self.id, self.manifest.name))
 
     def check_kept(self) -> None:
-        """Raise `UsageError` if the writer of the store has dropped it. Looks, too, if its outputs are still kept."""
+        """Raise `UsageError` if the writer of the store has dropped it. Looks too, if its outputs are still kept."""
         if not self.is_kept():
             raise _dropped(self.id)
         if self.has_outputs and self._is_committed:
@@ -211,7 +211,7 @@ class Checkpoint:
             return UsageError(
                 f"the outputs of checkpoint {self.id} have been dropped meanwhile",
                 code="USAGE.NO_CHECKPOINT",
-                hint="outputs go earlier than states: only those of the newest two checkpoints are kept",
+                hint="outputs go earlier than states: only the newest two checkpoints keep outputs",
             )
         return _damaged("a file is missing", f"{file.name}, checkpoint {self.id}")
 
@@ -370,7 +370,7 @@ class CheckpointReader:
         """
         given = snapshots_of(snapshots)
         if not given:
-            raise usage.snapshot("there are no snapshots to open")
+            raise usage.snapshot("expected snapshots to open, got none")
         metadata = required_metadata(self._files)
         epoch = max(each.epoch for each in given)
         manifest = Manifest(given[0].checkpoint_id, epoch, metadata.store, given)
@@ -457,7 +457,7 @@ def published(
 ) -> str:
     """Make what ``opened`` gives appear under this name, and say how; ``source`` has just this content as a file.
 
-    Linked from there if it lies on the same file system; else O(bytes).
+    Linked from there if it is on the same file system; else O(bytes).
     """
     with storing(f"publishing {place.address(name)}"):
         if place.size(name) is None:
@@ -489,6 +489,6 @@ def _check_same(content: pa.NativeFile, place: TargetFolder, name: str) -> None:
             code="USAGE.PUBLISHED",
             detail=place.address(name),
             hint="the name belongs to one batch of one store. If the store was brought back from an older copy, bring "
-            "the folder back to the same moment: its files of later batches are read, too. If something else has "
+            "the folder back to the same moment: its files of later batches are also read. If something else has "
             "changed the file, move it away. Then run the query again",
         )

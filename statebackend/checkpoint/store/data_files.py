@@ -192,7 +192,7 @@ class DataWriter:
     ) -> None:
         self.epoch = epoch
         self.checkpoint_id = checkpoint_id
-        #: The files that its snapshot may name again: those of the newest checkpoint when it began.
+        #: The files that its snapshot may name again: the newest checkpoint's files when it began.
         self.builds_on = builds_on
         self.compression = compression
         self._encryption = encryption
@@ -314,7 +314,7 @@ class DataWriter:
             self._made.pop(file.name, None)
 
     def sync(self) -> None:
-        """Make the names of the new files durable; a commit does so for files of its own process."""
+        """Make the names of the new files durable; a commit does so for files of this process."""
         folder = data_folder(self.epoch)
         try:
             with storing(f"syncing {folder}", hint="open the store again: names in this folder may be lost"):
@@ -328,7 +328,7 @@ class DataWriter:
         """Remove every file that this writer has made and that is not settled. Idempotent.
 
         A file that cannot be removed stays until the store is next opened. In a process that was forked since, nothing
-        is removed: the files are those of the other one.
+        is removed: the files belong to the other one.
         """
         if self.is_of_another_process:
             self.is_aborted = True

@@ -1,9 +1,9 @@
 """Encryption at rest: a cipher of the user's, called for one block of a data file after the other.
 
-The plain text of a file is cut into blocks of 64 KB, of which the last may be shorter. What the cipher makes of a block
-is longer by the same number of bytes for every block, its *overhead*. So the place of a block in the file follows from
-its number, and a reader decrypts the blocks that it needs and no others. Sizes and checksums in manifests are those of
-stored bytes: whether a file is as it was written can be told without a key.
+The plain text of a file is cut into blocks of 64 KB, of which the last may be shorter. An encrypted block is
+longer by the same number of bytes for every block, its *overhead*. So the place of a block in the file follows from
+its number, and a reader decrypts the blocks that it needs and no others. Sizes and checksums in manifests are of stored
+bytes: whether a file is as it was written can be told without a key.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Encryption:
     @classmethod
     def probed(cls, cipher: BlockCipher) -> Encryption:
         """The encryption of a new store: finds the overhead by encrypting zeros."""
-        # A cipher that pads to whole blocks of its own differs between these two.
+        # A cipher that pads to whole blocks differs between these two.
         short, long = (_encrypted(cipher, METADATA, 0, bytes(length)) for length in (1, 16))
         overhead = len(short) - 1
         if overhead < 0 or len(long) - 16 != overhead:
@@ -270,7 +270,7 @@ def check_same_encryption(existing: JsonObject | None, wanted: JsonObject | None
     """Raise unless a store with these sizes may be opened with a cipher of those; None: no encryption, no cipher."""
     if existing is not None and wanted is None:
         raise UsageError(
-            "the store is encrypted, and there is no cipher for it",
+            "the store is encrypted, and no cipher was given",
             code="USAGE.ENCRYPTION",
             detail=uri,
             hint="pass sb.CheckpointStore(uri, encryption=cipher), with the cipher that it was made with, instead of "

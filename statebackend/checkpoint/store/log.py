@@ -291,10 +291,10 @@ RECORD_KINDS = ("restart", "rewind", "time", "drop")
 
 @dataclass(frozen=True)
 class Record(CheckedRecord):
-    """One change to a store, made by the writer of ``epoch``; ``name`` is that of the file that has it.
+    """One change to a store, made by the writer of ``epoch``; ``name`` names the file that has it.
 
     A ``restart`` dropped every checkpoint so that the stream could begin at batch ``begins_at``. A ``rewind`` dropped
-    the checkpoints after ``keeps``, or all, with what was dropped from the source. A ``time`` gave the checkpoint
+    the checkpoints after ``keeps``, or all, with states dropped from the source. A ``time`` gave the checkpoint
     ``upon`` the times ``now`` and ``watermark``; None left one as it was. A ``drop`` dropped ``dropped_state`` from the
     checkpoint ``upon`` or, for None, from the source of the first batch.
     """
@@ -429,7 +429,7 @@ class Entry(CheckedRecord):
     def parse(cls, data: bytes, name: str, load: ManifestParts | None = None) -> Entry:
         """Read the bytes of the entry called ``name``; `CorruptCheckpointError` if they are not it.
 
-        ``load`` reads the parts of a manifest that lie in files of their own; without it, they are not looked at.
+        ``load`` reads the parts of a manifest that are in separate files; without it, they are not looked at.
         """
         entry = parse(cls, data, name, read=partial(cls._read, load=load))
         if entry.name != name:
@@ -544,7 +544,7 @@ def read_manifest(
 
 
 def read_metadata(files: StoreFiles) -> Metadata | None:
-    """The purpose of the store; None if there is no store yet."""
+    """The purpose of the store; None before the first opening."""
     try:
         return parse(Metadata, _read(files, METADATA), METADATA)
     except FileNotFoundError:
@@ -552,7 +552,7 @@ def read_metadata(files: StoreFiles) -> Metadata | None:
 
 
 def required_metadata(files: StoreFiles) -> Metadata:
-    """The purpose of a store that there is; `CorruptCheckpointError` if that cannot be read."""
+    """The purpose of an existing store; `CorruptCheckpointError` if that cannot be read."""
     metadata = read_metadata(files)
     if metadata is None:
         raise without_metadata(files)

@@ -43,7 +43,7 @@ class LogWriter:
         self._log = StoreLog(0, LogState("0" * 32), ())
         #: The error that ended this writer: a conflict, or a write of unknown outcome. None while it can write.
         self._over: CommitConflictError | StoreError | None = None
-        #: Stands there during each write. A write that is broken off ends the writer, so it is raised once.
+        #: is there during each write. A write that is broken off ends the writer, so it is raised once.
         self._unknown = _broken_off()
 
     # --- what it knows ---
@@ -167,7 +167,7 @@ class LogWriter:
                     "another query is writing to this store",
                     code="USAGE.STORE_IN_USE",
                     detail=self._files.uri,
-                    hint="stop it, or use a store of its own for each query",
+                    hint="stop it, or use another store for each query",
                 ) from error
             raise
 

@@ -59,7 +59,7 @@ class StoredFile(CheckedRecord):
     3
     >>> StoredFile("/etc/passwd", "delta", size=10, checksum=0)
     Traceback (most recent call last):
-    statebackend.errors.UsageError: not a StoredFile: the name of a file does not lie in data/<epoch>/ [USAGE.JSON]
+    statebackend.errors.UsageError: not a StoredFile: the name of a file is not in data/<epoch>/ [USAGE.JSON]
     """
 
     name: str
@@ -72,7 +72,7 @@ class StoredFile(CheckedRecord):
     def _check(self) -> None:
         name = self._raw_member("name")
         if not isinstance(name, str) or not is_data_file(name):
-            raise Malformed("the name of a file does not lie in data/<epoch>/")
+            raise Malformed("the name of a file is not in data/<epoch>/")
         if self.kind not in FILE_KINDS:
             raise Malformed(f"the kind of file {self.name} is not one of {', '.join(FILE_KINDS)}")
         integer(self.size, f"the size of {self.name}")
@@ -209,7 +209,7 @@ class Manifest(CheckedRecord):
     epoch: int
     store: str
     snapshots: tuple[StateSnapshot, ...] = ()
-    #: Files that belong to no subtask's state and are no output.
+    #: Files that belong to no subtask's state and are not output.
     files: tuple[StoredFile, ...] = ()
     #: The time of the batch by the clock, in milliseconds.
     now: int | None = None
@@ -296,7 +296,7 @@ class Manifest(CheckedRecord):
         return outputs - others
 
     def to_json(self) -> JsonObject:
-        """The members of its entry in the log. Snapshots and states in files of their own are given by these files."""
+        """The members of its entry in the log. Snapshots and states in separate files are given by these files."""
         return {
             "id": self.checkpoint_id,
             "snapshots": [
@@ -312,9 +312,9 @@ class Manifest(CheckedRecord):
 
     @classmethod
     def of_entry(cls, members: JsonObject, incarnation: str, load: ManifestParts | None) -> Manifest:
-        """Read the manifest from the members of a commit; ``load`` reads the parts that lie in files of their own.
+        """Read the manifest from the members of a commit; ``load`` reads the parts that are in files of their own.
 
-        Without it, snapshots of which something lies there are left out.
+        Without it, snapshots of which something is there are left out.
         """
         checkpoint_id = integer(members["id"], "the checkpoint id")
         times = members_of(members["times"], "times", {"now", "watermark"})
@@ -392,7 +392,7 @@ def _read_files(data: object) -> tuple[StoredFile, ...]:
     return tuple(StoredFile._read(each) for each in instance(data, list, "files"))
 
 
-#: From this number on, the states of a snapshot are described in a file of their own.
+#: From this number on, the states of a snapshot are described in their own file.
 MANY_STATES = 100
 
 
@@ -503,7 +503,7 @@ class ManifestParts:
     def snapshot(self, part: StoredFile) -> StateSnapshot:
         """The snapshot in a part; `CorruptCheckpointError` if it is missing or not as it was written.
 
-        States that are described in a file of their own are left out.
+        States that are described in their own file are left out.
         """
         return self._read(part, self._snapshots, StateSnapshot, _snapshot_in)
 

@@ -66,7 +66,7 @@ def check_same_use(existing: Metadata, wanted: Metadata, uri: str) -> None:
             "the store belongs to another query",
             code="USAGE.OTHER_QUERY",
             detail=uri,
-            hint="give each query a store of its own, or restore from this one into a new one",
+            hint="give each query its own store, or restore from this one into a new one",
         )
     check_same_encryption(existing.encryption, wanted.encryption, uri)
     for what in ("key_type", "max_parallelism"):

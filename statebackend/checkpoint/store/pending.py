@@ -86,7 +86,7 @@ class WritingThreads:
             self._executor = None
             if "interpreter shutdown" in str(error):
                 return _done(job)  # the main thread only waits for running writes
-            # The work may lie in the executor's queue, with no thread to take it.
+            # The work may be in the executor's queue, with no thread to take it.
             job.drop()
             self._ended()
             raise

@@ -56,7 +56,7 @@ class PinFile(CheckedRecord):
         self._set("files", tuple(self.files))
         for name in self.files:
             if not is_data_file(instance(name, str, "a file")):
-                raise Malformed("a file does not lie in data/<epoch>/")
+                raise Malformed("a file is not in data/<epoch>/")
 
     def to_json(self) -> JsonObject:
         return {
@@ -122,7 +122,7 @@ class Pin:
             self.renew()
 
     def release(self) -> None:
-        """Let the files go. Idempotent; what cannot be removed goes when the lease ends."""
+        """Let the files go. Idempotent; a file that cannot be removed goes when the lease ends."""
         name, self._name = self._name, None
         if name is not None:
             self._remove(name)

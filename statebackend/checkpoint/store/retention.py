@@ -207,7 +207,7 @@ class Retention:
         return dropped
 
     def remove(self) -> None:
-        """Remove what the log no longer keeps. Cut off anywhere, it can be repeated, by the next opening, too."""
+        """Remove what the log no longer keeps. Cut off anywhere, it can be repeated, by the next opening too."""
         epoch = self._writer.epoch
         while self._dropped:
             self._files.retire([self._dropped[0].name], epoch)

@@ -90,7 +90,7 @@ class Savepoint:
             return cls(where)
         if where.encryption is not None:
             raise UsageError(
-                "a savepoint is in plain text, and would lie in an encrypted store",
+                "a savepoint is in plain text, and would be in an encrypted store",
                 code="USAGE.ENCRYPTION",
                 detail=where.uri,
                 hint="give the path of a new folder, in a place that may hold plain text",
@@ -98,7 +98,7 @@ class Savepoint:
         newest = where.latest()
         if newest is None:
             raise UsageError(
-                "the store has no checkpoint, after which a savepoint in it would be named",
+                "the store lacks a checkpoint, after which a savepoint in it would be named",
                 code="USAGE.NO_CHECKPOINT",
                 detail=where.uri,
                 hint="give the path of a new folder",
@@ -139,11 +139,11 @@ class Savepoint:
     # --- reading ---
 
     def check_exists(self) -> None:
-        """Raise `UsageError` if there is no part, and `CorruptCheckpointError` if one that others name is missing."""
+        """Raise `UsageError` without a part, and `CorruptCheckpointError` if one that others name is missing."""
         parts = [*self.parts("keyed"), *self.parts("operator")]
         if not parts:
             raise UsageError(
-                "there is no savepoint",
+                "no savepoint found",
                 code="USAGE.NO_CHECKPOINT",
                 detail=self.uri,
                 hint="give the folder that was given to savepoint(), or store.open(id) for a checkpoint",
@@ -226,7 +226,7 @@ class Savepoint:
         """Write all parts in one ``with`` block; each is given by the arguments of `write_part`.
 
         When the block ends, all of the savepoint exists; if anything fails, nothing of it. Each part names all of them,
-        so that whatever a crash leaves is not taken for a savepoint.
+        so that files left by a crash are not taken for a savepoint.
         """
         if self._part_names():
             raise self._is_there()
@@ -249,7 +249,7 @@ class Savepoint:
 
     def _is_there(self) -> UsageError:
         return usage.target_exists(
-            "there is a savepoint already", detail=self.uri, hint="give each savepoint a folder of its own"
+            "there is a savepoint already", detail=self.uri, hint="give each savepoint its own folder"
         )
 
 
@@ -285,7 +285,7 @@ def _savepoint_state(data: object) -> SavepointState:
     file = instance(members.get("file"), dict, "the file of a state")
     name = instance(file.get("name"), str, "the name of a file")
     if ".." in name.split("/") or name.startswith("/"):
-        raise Malformed("a file does not lie in the savepoint")
+        raise Malformed("a file is not in the savepoint")
     return SavepointState(
         described,
         name,
@@ -320,7 +320,7 @@ class PartWriter:
     def write_state(
         self, described: Mapping[str, Any], batches: Iterable[pa.RecordBatch], schema: pa.Schema | None = None
     ) -> None:
-        """Write a state to a Parquet file of its own, which is durable before the part exists.
+        """Write a state to its own Parquet file, which is durable before the part exists.
 
         Without batches, a state with a schema has a file without rows, and any other state has none.
         """

@@ -57,7 +57,7 @@ def _load() -> Callable[[BytesLike, int], int]:
     return _compiled
 
 
-#: An object as JSON has it. What a member is, is checked where it is read.
+#: An object as JSON has it. Members are checked where they are read.
 JsonObject: TypeAlias = dict[str, object]
 
 _SEAL = re.compile(rb',"checksum":"crc32c:([0-9a-f]{8})"\}\n')
@@ -194,14 +194,14 @@ class CheckedRecord:
         except Malformed as error:
             raise usage.json(f"not the JSON form of a {cls.__name__}: {error}") from None
 
-    #: Reads a member as it was given, whatever it is declared to be.
+    #: Reads a member as it was given, and ignores its declared type.
     _raw_member = object.__getattribute__
     #: Sets a member, although the dataclass is frozen.
     _set = object.__setattr__
 
 
 def made(cls: type[T], **members: object) -> T:
-    """Make an object from data: blames the data for what its class would blame the caller for."""
+    """Make an object from data: blames the data where its class would blame the caller."""
     try:
         return cls(**members)
     except UsageError as error:

@@ -36,17 +36,17 @@ _log = logging.getLogger(__name__)
 class CheckpointStore(CheckpointReader):
     """A store of checkpoints, some of which are kept.
 
-    It lies at a path, or in an object store, at ``s3://``, ``gs://`` or ``abfss://``, which takes the ``options`` of
+    It is at a path, or in an object store, at ``s3://``, ``gs://`` or ``abfss://``, which takes the ``options`` of
     obstore in addition to those that obstore finds in the environment.
 
     ``retain`` is the number of checkpoints to keep, or a duration, after which a checkpoint goes. ``"auto"`` keeps the
     newest 100 and one for each of the last 24 hours, as long as their files take at most 3 times the size of the state
     and 1 GB in addition to the newest checkpoint. A duration and ``"auto"`` always keep the newest two.
 
-    Making one touches nothing; reading needs nothing more. `open_for_writing` takes an epoch, which ends that of every
-    other writer. ``single_writer`` is needed where nothing can keep a second writer out: on mounts that have
+    Making one touches nothing; reading needs nothing more. `open_for_writing` takes an epoch, which ends every other
+    writer's. ``single_writer`` is needed where nothing can keep a second writer out: on mounts that have
     neither links nor exclusive renames, and in object stores without conditional writes. By passing it you vouch that
-    there is no second writer.
+    one process writes.
     ``compression`` of data files is ``"zstd"``, ``"lz4"`` or None; it may change from one opening to the next.
     ``encryption`` is a picklable object with the methods ``encrypt`` and ``decrypt``, both of a file's name, an offset
     in it and a block of bytes; a store is made with it or without, and stays so.
@@ -92,9 +92,9 @@ class CheckpointStore(CheckpointReader):
         self._newest: Manifest | None = None
         #: The encryption of data files, once the store is open for writing.
         self._encryption: Encryption | None = None
-        #: Snapshots in flight, and what each builds on.
+        #: Snapshots in flight, and the files that each builds on.
         self._in_flight: dict[DataWriter, frozenset[str]] = {}
-        #: What snapshots of other processes may build on, by the id of their checkpoint.
+        #: Files that snapshots of other processes may build on, by the id of their checkpoint.
         self._lent: dict[int, frozenset[str]] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -172,7 +172,7 @@ class CheckpointStore(CheckpointReader):
             check_same_use(existing, self._wanted(query, key_type, max_parallelism), self.uri)
 
     def log_state(self) -> LogState | None:
-        """The state of the log, also of a store that is not open; None if there is no store."""
+        """The state of the log, also of a store that is not open; None without a store."""
         return None if self.metadata() is None else self._log().state
 
     def repair(self, to: int, damaged: list[str]) -> None:
@@ -381,7 +381,7 @@ class CheckpointStore(CheckpointReader):
             manifest, made = self._parts.written(manifest, self._newest)
             # 4. Append the entry: the checkpoint exists once this returns, and older ones are dropped.
             dropped = self._append_commit(manifest, made)
-            # 5. Tell its snapshots, and remove files. Whatever goes wrong from here on is put off, not raised.
+            # 5. Tell its snapshots, and remove files. Errors from here on are put off, not raised.
             self._settle(manifest)
             self._retention.dropped(dropped)
             try:
@@ -553,7 +553,7 @@ class CheckpointStore(CheckpointReader):
             if to is not None and to not in self._kept_ids():
                 there = ", ".join(map(str, sorted(self._kept_ids()))) or "none"
                 raise UsageError(
-                    f"there is no checkpoint {to} to go back to",
+                    f"checkpoint {to} to go back to does not exist",
                     code="USAGE.NO_CHECKPOINT",
                     detail=self.uri,
                     hint=f"there are: {there}; to=None begins again as at first",

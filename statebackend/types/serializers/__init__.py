@@ -1,4 +1,4 @@
-"""Converts values of every declared type to bytes and back; those of scalar types are in `scalars`.
+"""Converts values of every declared type to bytes and back; scalar types are in `scalars`.
 
 Layouts of nested types, with *slot* as `TypeSerializer` explains it, and bitmaps with bit ``i % 8`` of byte ``i // 8``
 set where part ``i`` is null:
@@ -106,7 +106,7 @@ def _build(declared_type: Type, canonical: bool) -> TypeSerializer:
         return CustomSerializer(declared_type)
     serializer = scalar_serializer(declared_type, canonical)
     if serializer is None:
-        raise SerializationTypeError(f"there is no serializer for {declared_type.name}")
+        raise SerializationTypeError(f"no serializer for {declared_type.name}")
     return serializer
 
 

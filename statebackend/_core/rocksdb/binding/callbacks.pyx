@@ -12,7 +12,7 @@ RocksDB drops a factory and an operator with the last database, iterator or set 
 rules go with the last of all. A filter belongs to one compaction and one thread: it copies layout and time when it
 begins, and again after `query_every` entries.
 
-How values lie in memory (little-endian):
+How values are in memory (little-endian):
 
     value, map entry    one timestamp of eight bytes, `timestamp_offset` bytes from the start
     fixed list          elements of `element_bytes`, each with its timestamp `timestamp_offset` bytes from its start
@@ -21,11 +21,11 @@ How values lie in memory (little-endian):
 
 Merging lists puts operands one behind the other, so an operand is any number of elements. Where there is a time to
 live, merging drops elements that have expired: a compaction shows its filter no operands, only values. So a list may
-become empty in a merge, and a merge has no way to remove its key: no bytes stand for no list. Readers take them for
+become empty in a merge, and a merge cannot remove its key: empty bytes are not a list. Readers take them for
 that, and the next compaction drops them.
 
-Compaction filters are not told about snapshots or open batches. So `now` is the time of what is committed: what has
-expired by then has expired for whatever may be rolled back, too.
+Compaction filters are not told about snapshots or open batches. So `now` is the time of the last commit: state that
+has expired by then stays expired after any rollback.
 """
 
 cimport cython
@@ -173,7 +173,7 @@ cdef int64_t element_size(const Layout *layout, const char *data, size_t left) n
 
 cdef int64_t count_expired(const Layout *layout, int64_t now, const char *data, size_t size,
                            int64_t *elements) noexcept nogil:
-    """How many elements of a list have expired, of how many; -1 if the bytes are no list."""
+    """How many elements of a list have expired, of how many; -1 if the bytes are not a list."""
     cdef int64_t n, expired = 0
     cdef size_t at = 0
     cdef size_t front = layout.timestamp_offset + (4 if layout.kind == KIND_VARIABLE_LIST else 0)
@@ -265,7 +265,7 @@ cdef flag_t filter_entry(void *state, int _level, const char *_key, size_t _key_
 
 cdef char *merge(Rules *rules, const char *first, size_t first_size, const char **operands, const size_t *sizes,
                  int n, flag_t *is_merged, size_t *new_size) noexcept nogil:
-    """One list of all; RocksDB makes a corruption of what cannot be merged, and loses nothing."""
+    """One list of all; RocksDB reports operands that cannot be merged as corruption, and loses nothing."""
     cdef Layout layout
     cdef Bytes merged
     cdef int64_t now, expired, elements, dropped = 0
@@ -317,7 +317,7 @@ cdef char *merge_operands(void *state, const char *_key, size_t _key_size, const
 
 @cython.final
 cdef class CommittedClock:
-    """The time that decides what has expired: of what was committed last. At first, nothing has expired."""
+    """The time that decides expiry: the last commit's. At first, nothing has expired."""
 
     def __cinit__(self):
         self.clock = <Clock *>malloc(sizeof(Clock))

@@ -1,4 +1,4 @@
-"""A database: its handles, who is inside it, and what must go before it.
+"""A database: its handles, the threads inside it, and the objects that must go before it.
 
     Database ---> rocksdb_t
        |  ^  `--> Family ---> Family ---> ...     a handle of each column family; lives as long as the Database
@@ -9,8 +9,8 @@
               |
             Iterator (Python) ---> Database
 
-Python objects hold the Database, never the other way round: there are no cycles. Closing destroys what RocksDB wants
-gone first: iterators, then family handles, then the database. Whoever held one of these finds NULL.
+Python objects hold the Database, never the other way round: so cycles cannot form. Closing destroys the objects that
+RocksDB wants gone first: iterators, then family handles, then the database. Their holders then find NULL.
 """
 
 from libc.stddef cimport size_t
@@ -50,7 +50,7 @@ cdef class Database:
     cdef rocksdb_read_t *reads
     cdef rocksdb_write_t *writes[4]   # by sync + 2 * without WAL
     cdef int calls                    # threads inside RocksDB, each of which holds this object
-    cdef int pins                     # values that somebody reads in place
+    cdef int pins                     # values that are read in place
     cdef bint is_closing
     cdef readonly str path
     cdef MemoryBudget budget          # or None

@@ -2,8 +2,8 @@
 
 Every call asks `enter` first: whether the process is a fork, and the database open. Then it lets go of the GIL for
 one call of RocksDB's. `close` refuses new calls, waits for those that other threads are in, and destroys what is left
-in the order that RocksDB wants. What is still open when the interpreter ends is closed by an exit function, before
-RocksDB's own threads and statics go.
+in the order that RocksDB wants. A database that is still open when the interpreter ends is closed by an exit function,
+before RocksDB's own threads and statics go.
 """
 
 import atexit
@@ -33,7 +33,7 @@ from statebackend.errors import ClosedError, StoreError, UsageError
 cdef enum:
     KEYS_AT_ONCE = 512                # of a multi_get: so many values are pinned at a time
     PATIENCE = 2_000                  # times that closing waits 0.1 ms before it ends compactions
-    FORCE_BOTTOMMOST = 3              # of the C API: compact the last level, too, but nothing twice
+    FORCE_BOTTOMMOST = 3              # of the C API: compact the last level too, but nothing twice
 
 cdef object _open = weakref.WeakSet()
 
@@ -50,7 +50,7 @@ cdef class Database:
     """A database in the folder `path`, made if there is none.
 
     `families` maps names of column families to their `Options`; those that are not there are made. Families that the
-    folder has beside them are opened with `others`, and refused without. One process at a time can have it open.
+    folder has next to them are opened with `others`, and refused without. One process at a time can have it open.
     """
 
     def __init__(self, path not None, Options options not None, families=None, *, Options others=None,
@@ -160,11 +160,11 @@ cdef class Database:
     # ------------------------------------------------------------------------------------------- closing
 
     def close(self):
-        """Close the database and what was opened in it; again does nothing. Waits for calls of other threads.
+        """Close the database and its objects; again does nothing. Waits for calls of other threads.
 
-        Compactions that take longer than a moment are ended; what they were to compact is as it was.
+        Compactions that take longer than a moment are ended; their input stays.
 
-        What was written without a log is flushed. Raises if a value is being read in place. In a forked child, forgets
+        Rows written without a log is flushed. Raises if a value is being read in place. In a forked child, forgets
         the database and leaves its memory as it is.
         """
         if self.pins and not is_forked and self.db != NULL:
@@ -244,7 +244,7 @@ cdef class Database:
         live.iterators += 1
 
     cdef void unlink(self, Link *link) noexcept:
-        """Destroy an iterator and what it holds."""
+        """Destroy an iterator and its objects."""
         cdef rocksdb_iterator_t *iterator = link.iterator
         if not link.is_linked or is_forked:
             return
@@ -325,7 +325,7 @@ cdef class Database:
         return self.column_family(name)
 
     def drop_column_family(self, ColumnFamily family not None):
-        """Drop a column family: what is in it is gone, and iterators over it are closed. The default one stays."""
+        """Drop a column family: its rows are gone, and iterators over it are closed. The default one stays."""
         cdef char *error = NULL
         cdef rocksdb_family_t *handle = self.handle_of(family)
         self.enter()
@@ -426,7 +426,7 @@ cdef class Database:
                   const uint8_t[::1] keys not None, *, bint is_sorted=False):
         """Read many keys, without an object for each: key `i` is ``keys[offsets[i]:offsets[i + 1]]``.
 
-        Returns whether each was found, offsets of values, and their bytes, as arrays; what was not found has none.
+        Returns whether each was found, offsets of values, and their bytes, as arrays; missing keys have none.
         `is_sorted` promises keys in order, which saves sorting them.
         """
         cdef Py_ssize_t n = check_rows(offsets, keys, "keys")
@@ -522,7 +522,7 @@ cdef class Database:
             api.compact_range_cf_opt(self.db, handle, options, a, n, b, m)
             api.compactoptions_destroy(options)
         self.leave()
-        # The C API keeps the outcome of a compaction to itself; what has failed in the background stops all writes.
+        # The C API keeps the outcome of a compaction to itself; a failure in the background stops all writes.
         if self.background_errors() != before:
             self.raise_background_error(f"compacting column family {family.name!r}")
 
@@ -547,7 +547,7 @@ cdef class Database:
     def delete_files_in_range(self, ColumnFamily family not None, bytes start=None, bytes end=None):
         """Remove the files whose keys all lie from `start` to `end`, both included; other keys there stay.
 
-        For keys that have been removed, or that nobody reads: it does not ask whether older files have older values.
+        For keys that have been removed, or that are not read: it does not ask whether older files have older values.
         """
         cdef char *error = NULL
         cdef rocksdb_family_t *handle = self.handle_of(family)
@@ -567,7 +567,7 @@ cdef class Database:
     def checkpoint(self, path not None):
         """Make a database in a new folder that is this one as it is now: flushes, then links files, or copies them.
 
-        The folder must not exist, and the one that it is to lie in must. What was made can be opened like any other.
+        The folder must not exist, and the one that it is to be in must. The copy can be opened like any other.
         """
         cdef char *error = NULL
         cdef rocksdb_checkpoint_t *checkpoint
@@ -652,7 +652,7 @@ cdef class Database:
         return found
 
     def memory(self):
-        """Say in bytes what the database holds beside the block cache: memtables, those unflushed, table readers."""
+        """Say in bytes what the database holds next to the block cache: memtables, those unflushed, table readers."""
         cdef char *error = NULL
         cdef rocksdb_consumers_t *consumers
         cdef rocksdb_usage_t *usage
@@ -785,7 +785,7 @@ cdef list _existing_families(str path, Options options):
     except OSError as reason:
         raise StoreError.of(reason, f"opening, database {path}", code="STORE.DATABASE") from reason
     if "CURRENT" not in files:
-        # RocksDB would make a new database there, and what the files hold would be silently gone.
+        # RocksDB would make a new database there, and the rows of the files would be silently gone.
         left = sorted(name for name in files if re.fullmatch(r"MANIFEST-\d+|\d+\.(sst|log|blob)", name))
         if left:
             lost = StoreError("a file of the database is missing", code="STORE.DATABASE_LOST_FILE",
@@ -804,6 +804,6 @@ cdef list _existing_families(str path, Options options):
 
 
 def families_in(path not None, Options options not None):
-    """List the names of the column families of a database that need not be open; none if there is no database."""
+    """List the names of the column families of a database that need not be open; none without a database."""
     need_library()
     return _existing_families(os.fsdecode(path), options)

@@ -4,7 +4,7 @@ from libc.stdint cimport uint64_t
 from statebackend._core.rocksdb.binding.library cimport rocksdb_cache_t, rocksdb_manager_t, rocksdb_options_t
 
 cdef class MemoryBudget:
-    cdef object __weakref__           # budgets of one limit are shared for as long as somebody uses them
+    cdef object __weakref__           # budgets of one limit are shared for as long as they are used
     cdef rocksdb_cache_t *cache
     cdef rocksdb_manager_t *manager
     cdef readonly uint64_t limit

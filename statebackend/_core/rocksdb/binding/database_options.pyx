@@ -1,8 +1,8 @@
 """Settings of databases and column families, and the memory that all databases of a process share.
 
-Plain settings go to RocksDB under its own names, as text that it checks itself. Only what is an object needs a
-function of its own: cache, write buffer manager, filter policy, callbacks. RocksDB copies options and counts what
-lies in them, so options and budgets may go before the databases that were opened with them.
+Plain settings go to RocksDB under its own names, as text that it checks itself. Only what is an object needs its
+own function: cache, write buffer manager, filter policy, callbacks. RocksDB copies options and counts what
+is in them, so options and budgets may go before the databases that were opened with them.
 """
 
 cimport cython
@@ -28,8 +28,8 @@ cdef class MemoryBudget:
 
     Write buffers are charged to the cache, and so are index and filter blocks. They may pass their share by half
     before RocksDB flushes them; the shares are such that all of it stays within the limit. Blocks that iterators hold
-    may come on top, and what is written while flushes are behind: who has written a batch asks `is_overdrawn`, and
-    flushes. (RocksDB's own stall waits for ever for buffers of a database that nobody writes to.)
+    may come on top, and writes while flushes are behind: who has written a batch asks `is_overdrawn`, and
+    flushes. (RocksDB's own stall waits forever for buffers of a database without writes.)
     """
 
     def __cinit__(self, limit not None, *, double write_buffer_ratio=0.5):
@@ -41,7 +41,7 @@ cdef class MemoryBudget:
         if not 0 < write_buffer_ratio < 1:
             raise UsageError("write_buffer_ratio lies between 0 and 1")
         self.limit = limit
-        # Buffers reach 1.5 times their share: 1.5 b = r limit, and the cache has what is left beside that half.
+        # Buffers reach 1.5 times their share: 1.5 b = r limit, and the cache has what is left next to that half.
         buffers = int(2 * self.limit * write_buffer_ratio / 3)
         capacity = self.limit - buffers // 2
         self.cache = api.cache_create_lru(capacity)
@@ -81,10 +81,10 @@ cdef class MemoryBudget:
 
 @cython.final
 cdef class Options:
-    """Options of a database, or of a column family; each ignores those of the other.
+    """Options of a database, or of a column family; each ignores the other's.
 
     `settings` have RocksDB's names and values, such as ``{"compression": "kLZ4Compression"}``. Index and filter
-    blocks lie in the cache, in partitions unless `partitioned` is false; the top of each, and all of those of the
+    blocks are in the cache, in partitions unless `partitioned` is false; the top of each, and all blocks of the
     newest files, stay there. `rules` give a column family its filter, and its merge operator with `is_list`.
     """
 

@@ -15,7 +15,7 @@ cdef class Iterator:
     cdef size_t n_high
     cdef size_t n_stem
     cdef bint is_busy                 # a thread is inside without the GIL
-    cdef bint has_entry               # the iterator stands on an entry within its bounds
+    cdef bint has_entry               # the iterator is on an entry within its bounds
     cdef const char *here             # its key
     cdef size_t n_here
 

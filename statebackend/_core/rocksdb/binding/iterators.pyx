@@ -21,7 +21,7 @@ def successor(bytes prefix not None):
 
 
 @cython.final
-@cython.no_gc                         # there are no cycles, and the database must stay until the link is gone
+@cython.no_gc                         # cycles cannot form, and the database must stay until the link is gone
 cdef class Iterator:
     """Goes over the keys from `lower` up to `upper`, which is left out, that begin with `prefix`, each if given.
 

@@ -254,7 +254,7 @@ cdef struct Live:                     # objects that hold memory of RocksDB
 cdef Api api                          # filled by `load`, constant afterwards
 cdef bint is_loaded
 cdef bint is_forked                   # this process is a fork of one that had loaded the library
-cdef Live live                        # changed with the GIL, but for `rules`
+cdef Live live                        # changed with the GIL, except for `rules`
 
 cdef int need_library() except -1     # that it is loaded, and not by the parent of a fork
 

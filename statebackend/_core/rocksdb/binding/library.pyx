@@ -1,16 +1,16 @@
-"""Opens a librocksdb, once for the process, and makes exceptions of what it complains about.
+"""Opens a librocksdb, once for the process, and turns its errors into exceptions.
 
-`load` binds the library with `dlopen(RTLD_NOW | RTLD_LOCAL)`: nobody else sees its symbols. The other direction cannot
-be had: the dynamic linker keeps one instance of each symbol that C++ calls unique (`STB_GNU_UNIQUE`: statics of inline
-functions and templates), whatever the scope, and lets symbols of the global scope come before the library's own. Two
-copies would share such state, and it fits at most one of them. So `load` refuses if another librocksdb is mapped
-already.
+`load` binds the library with `dlopen(RTLD_NOW | RTLD_LOCAL)`: other libraries do not see its symbols. The other
+direction cannot be had: the dynamic linker keeps one instance of each symbol that C++ calls unique (`STB_GNU_UNIQUE`:
+statics of inline functions and templates), in any scope, and lets symbols of the global scope come before the library's
+own. Two copies would share such state, and it fits at most one of them. So `load` refuses if another librocksdb is
+mapped already.
 
 A fork takes the memory of the library along, but none of its threads, and its locks as they were. So the child of a
-process that had loaded the library may not call it: whatever it tries raises, and what it drops is left where it is.
+process that had loaded the library may not call it: every call raises, and dropped objects stay.
 Nor may it run the library's destructors when it ends, which join threads that it does not have: it would hang, or
-crash. With glibc it ends in front of them; elsewhere, a child has to end by `os._exit`, as those of `multiprocessing`
-do anyway.
+crash. With glibc it ends in front of them; elsewhere, a child has to end by `os._exit`, as the children of
+`multiprocessing` do anyway.
 """
 
 import errno as _errno
@@ -138,7 +138,7 @@ cdef extern from *:
     typedef sb_cxx_string (*sb_version_text)(unsigned char with_patch);
     typedef int (*sb_version_number)(void *env, void *class_);
 
-    /* RocksDB's version, for which its C API has no function; 0 if it cannot be told. */
+    /* RocksDB's version, for which its C API lacks a function; 0 if it cannot be told. */
     static unsigned int sb_version(void *library) {
         sb_version_number number;
         sb_version_text text;
@@ -224,7 +224,7 @@ cdef bint _is_loaded_from(str path):
         return False
     try:
         return path == _path or os.path.samefile(path, _path)
-    except OSError:                   # unlinked meanwhile, as the JVM does with what it has unpacked
+    except OSError:                   # unlinked meanwhile, as the JVM does with its unpacked copy
         return False
 
 

@@ -1,7 +1,7 @@
-"""Files of rows, made beside the database and taken in whole: for many rows that nobody has read or written yet.
+"""Files of rows, made next to the database and taken in whole: for many rows that nobody has read or written yet.
 
 What is put goes through a memtable, a file of the first level, and the compactions below. Rows that are in order can
-lie in a file of the last level from the beginning, if no others of these keys are there.
+are in a file of the last level from the beginning, if no others of these keys are there.
 """
 
 import os
@@ -22,7 +22,7 @@ from statebackend.errors import UsageError
 
 @cython.final
 cdef class TableFile:
-    """A new file at `path`, to which rows are added in order of their keys; `options` are those of their family.
+    """A new file at `path`, to which rows are added in order of their keys; `options` are the family's.
 
     One thread at a time uses it. After an error, and if it is not finished, a part of the file may be there.
     """
@@ -98,7 +98,7 @@ cdef class TableFile:
 
 
 def ingest(ColumnFamily family not None, path not None):
-    """Take a file into a column family, as the newest of what is written there; it is moved into the database.
+    """Take a file into a column family, as the newest rows there; it is moved into the database.
 
     Memtables that have keys between its first and its last are flushed before.
     """

@@ -29,7 +29,7 @@ cdef class FamilyHandle(StateHandle):
     cdef readonly Table table
     cdef readonly ValueBytes codec    # of values, elements or accumulators
     cdef size_t front                 # bytes of the timestamp in front of a value
-    cdef bint may_be_watched          # somebody has iterated over a collection, and may still do
+    cdef bint may_be_watched          # a collection was iterated over, and may still be
 
     cdef bint has_gone(self, const char *stored, size_t n) except -1
     cdef int change(self, Write what, const char *key, size_t n, const char *value, size_t size) except -1

@@ -1,10 +1,10 @@
 """The base of all handles: where a state's values lie, and when they expire.
 
-A scalar call makes no Python object but its result. The bytes that are looked up are those of the current key
+A scalar call makes no Python object but its result. The looked-up bytes are the current key's
 (`KeyedStore.place`), with a map key behind them; values are written into a `Room` and read from a copy (`ValueCopy`).
 
 Order of work. The user's code (serializers, functions) runs inside the call: calls that it makes are refused, and a
-`close()` waits until the call is over. What is given (an iterable, a mapping) is taken before.
+`close()` waits until the call is over. An iterable or a mapping is read before.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -80,7 +80,7 @@ cdef class FamilyHandle(StateHandle):
     # --- writing ---
 
     cdef int change(self, Write what, const char *key, size_t n, const char *value, size_t size) except -1:
-        """Write at a composite key of the current namespace. What a delta removes has a namespace, too."""
+        """Write at a composite key of the current namespace. Rows that a delta removes have a namespace too."""
         if unlikely(self.store.is_spaced):
             self.table.has_namespaces = True
         return self.store.change(self.table, what, key, n, value, size)
@@ -106,7 +106,7 @@ cdef class FamilyHandle(StateHandle):
             come_out(self.store.overlay)
 
     cdef bint watched(self) except -1:
-        """Whether somebody iterates over one of the state's collections."""
+        """Whether one of the state's collections is iterated over."""
         if self.may_be_watched:
             self.may_be_watched = self.is_watched
         return self.may_be_watched

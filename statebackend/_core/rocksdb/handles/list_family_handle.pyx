@@ -1,6 +1,6 @@
 """The handle of list states: elements one behind the other in one value; appending merges, and reads nothing.
 
-No bytes are no list: a merge leaves them when all elements have expired.
+Empty bytes are not a list: a merge leaves them when all elements have expired.
 """
 
 from libc.stddef cimport size_t
@@ -33,7 +33,7 @@ cdef class ListFamilyHandle(FamilyHandle):
     """A list."""
 
     cdef bint next_element(self, ValueCopy *held, size_t *at, Element *element) except -1:
-        """The element at this place of what is stored, and the place of the next one; False at the end."""
+        """The element at this place of the stored bytes, and the place of the next one; False at the end."""
         cdef uint32_t length
         cdef size_t size = self.front + self.codec.width
         if at[0] >= held.size:
@@ -55,7 +55,7 @@ cdef class ListFamilyHandle(FamilyHandle):
         return True
 
     cdef Py_ssize_t count_unexpired(self, ValueCopy *held, int64_t now) except -1:
-        """How many elements have not expired; reads all of what is stored."""
+        """How many elements have not expired; reads all stored bytes."""
         cdef Element element
         cdef size_t at = 0
         cdef Py_ssize_t left = 0

@@ -1,4 +1,4 @@
-"""The handle of map states: each entry is a row of its own, so that none is read or written for the sake of another.
+"""The handle of map states: each entry is its own row, so that none is read or written for the sake of another.
 
 An entry is its timestamp, if there is a time to live; a byte that is 1 for None; and the bytes of the value.
 """
@@ -24,7 +24,7 @@ cdef object ABSENT = object()            # in place of a value
 
 
 cdef class MapFamilyHandle(FamilyHandle):
-    """A map; `keys_codec` is that of its keys."""
+    """A map; `keys_codec` is its keys'."""
 
     cdef readonly KeyCodec keys_codec
 
@@ -181,7 +181,7 @@ cdef class MapFamilyHandle(FamilyHandle):
             self.changed(self.store.place_here)
 
     def _entries_of(self, list pairs not None):
-        """Pairs of a suffix, behind the place, and what is stored; all are checked first."""
+        """Pairs of a suffix, behind the place, and the stored bytes; all are checked first."""
         cdef CoreKey inner
         cdef Room room
         cdef list rows = []

@@ -21,7 +21,7 @@ from statebackend._core.codecs.value_bytes cimport ValueBytes
 from statebackend._core.rocksdb.overlay.overlay cimport come_out, go_inside
 from statebackend._core.tables.expiry cimport written_at
 
-cdef int64_t ON_NOTHING = INT64_MIN      # in place of the timestamp of what a write builds on
+cdef int64_t ON_NOTHING = INT64_MIN      # in place of the timestamp of the value that a write builds on
 
 
 cdef class SingleHandle(FamilyHandle):
@@ -59,7 +59,7 @@ cdef class SingleHandle(FamilyHandle):
         return self.loaded(self.codec, held.data + STAMP_BYTES, held.size - STAMP_BYTES)
 
     cdef int write(self, object value, int64_t on) except -1:
-        """Set the value of the current place; `on` is the timestamp of what it builds on."""
+        """Set the value of the current place; `on` is the timestamp of the value that it builds on."""
         cdef Room room
         cdef int64_t now
         cdef size_t n
@@ -136,7 +136,8 @@ cdef class SingleHandle(FamilyHandle):
         return (<char *>&now)[:STAMP_BYTES] + stored[STAMP_BYTES:]
 
     def stored(self, value, on=None):
-        """Return a value as it is stored, stamped with the time; `on` is the timestamp of what it builds on."""
+        """Return a value as it is stored, stamped with the time; `on` is the timestamp of the value that it builds
+        on."""
         return self.stored_form(value, ON_NOTHING if on is None else on)
 
     cdef bytes stored_form(self, object value, int64_t on):
@@ -180,7 +181,8 @@ cdef class ValueHandle(SingleHandle):
 
 @cython.final
 cdef class KnownRows:
-    """What a vectorised call knows of its keys, by number: what was there before, and what its rows have stored."""
+    """A vectorised call's knowledge of its keys, by number: the values before, and the values that its rows have
+    stored."""
 
     cdef const int64_t[::1] key_ends, ends
     cdef const uint8_t[::1] keys, found, data
@@ -264,12 +266,12 @@ cdef class AddingHandle(SingleHandle):
                       const int64_t[::1] numbers not None, keys, stored):
         """`add` each value, with its key in canonical form current, its namespace and its time, if these are given.
 
-        If values `are_copies` of the declared type, which nobody else has, the function gets them as they are.
+        If values `are_copies` of the declared type, which have no other owner, the function gets them as they are.
 
-        `keys` are the composite keys of all rows, each once, `numbers` say which of them is that of a row, and `stored`
-        is what they have: whether anything, and what. That is not read again until somebody else writes, or makes
-        another place current: the function may. Each row is written before the next one, so whatever reads the state
-        meanwhile finds it.
+        `keys` are the composite keys of all rows, each once, `numbers` say which of them is a row's, and `stored`
+        is what they have: whether anything, and what. That is not read again until another writer writes, or makes
+        another place current: the function may. Each row is written before the next one, so reads in between find
+        it.
         """
         cdef KnownRows known = KnownRows(keys, *stored)
         cdef Py_ssize_t row = 0
@@ -308,7 +310,7 @@ cdef class AddingHandle(SingleHandle):
             end_call(self.context)
 
     cdef bytes add_at(self, bytes at, object accumulator, object value, int64_t on):
-        """Add a value to the accumulator of a place; return what is stored there then."""
+        """Add a value to the accumulator of a place; return the bytes stored there then."""
         cdef bytes stored = self.stored_form(self.called(accumulator, value), on)
         self.change(WRITE_PUT, PyBytes_AS_STRING(at), PyBytes_GET_SIZE(at),
                     PyBytes_AS_STRING(stored), PyBytes_GET_SIZE(stored))
@@ -316,7 +318,7 @@ cdef class AddingHandle(SingleHandle):
         return stored
 
     cdef object known_value(self, KnownRows known, Py_ssize_t number, int64_t *on):
-        """As `read_unexpired`, of what was read, or stored by a row before."""
+        """As `read_unexpired`, of the bytes read, or stored by a row before."""
         cdef size_t size
         cdef object _owner = known.kept[number]
         cdef const char *stored = known.stored(number, &size)

@@ -1,4 +1,4 @@
-"""What lies in front of stored values, and how lists hold their elements; one or many at a time.
+"""What is in front of stored values, and how lists hold their elements; one or many at a time.
 
     value            [timestamp]  value
     map entry        [timestamp]  01 for None, else 00 and the value
@@ -132,7 +132,7 @@ def seen_values(const uint8_t[::1] found not None, const int64_t[::1] offsets no
     That is: which are values that may be seen and are not None; which are dead; which have not expired, and get another
     timestamp if reads renew; and the values as offsets and bytes, with `width` zeros in place of what is not seen.
 
-    What has expired is dead. In event time, only if it has expired by the time `dead_at`, too.
+    What has expired is dead. In event time, only if it has expired by the time `dead_at` too.
 
     >>> found, offsets, data = np.array([1, 0], np.uint8), np.array([0, 2, 2]), np.array([0, 7], np.uint8)
     >>> seen_values(found, offsets, data, 0, 0, False, True, 1)[0].tolist()

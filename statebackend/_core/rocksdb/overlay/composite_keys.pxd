@@ -1,4 +1,4 @@
-"""How the keys of a keyed state lie in a column family.
+"""How the keys of a keyed state are in a column family.
 
     key group   key                             namespace      map key
     2 bytes     8 bytes, or escaped, then 00    escaped, 00    8 bytes, or as it is, to the end

@@ -103,7 +103,7 @@ cdef bint append_canonical(Bytes *to, canonical) except -1:
 
 
 def composite_key(int key_group, canonical, bytes namespace=None):
-    """Return the place of a key: key group, key and namespace; without a namespace, what all its places begin with.
+    """Return the place of a key: key group, key and namespace; without a namespace, the common prefix of its places.
 
     >>> composite_key(3, 7, b"").hex(" "), composite_key(3, b"a\\0b").hex(" ")
     ('00 03 80 00 00 00 00 00 00 07 00', '00 03 61 01 01 62 00')
@@ -172,7 +172,7 @@ def place_of(bytes key not None, bint is_int):
 
 
 def parts_of(bytes key not None, bint is_int):
-    """Return key group, key, namespace, and what follows.
+    """Return key group, key, namespace, and the rest.
 
     >>> parts_of(composite_key(3, b"a\\x01", b"\\0n") + b"rest", False)
     (3, b'a\\x01', b'\\x00n', b'rest')
@@ -359,7 +359,7 @@ def by_time_many(const int64_t[::1] offsets not None, const uint8_t[::1] data no
     cdef size_t size
     cdef bint is_whole = True
     cdef uint8_t[::1] of_keys, of_groups
-    # Each row is shorter by its key group. One byte more, so that there is an address for no rows, too.
+    # Each row is shorter by its key group. One byte more, so that there is an address for no rows too.
     keys = np.empty(max(offsets[n] - offsets[0] - GROUP_BYTES * n, 0) + 1, np.uint8)
     groups = np.empty(GROUP_BYTES * n + 1, np.uint8)
     of_keys, of_groups = keys, groups

@@ -1,7 +1,7 @@
-"""Keys that have changed, and what has become of each; without a Python object for a key.
+"""Changed keys, and the change of each; without a Python object for a key.
 
 What becomes of a key is a number: 1, it was written; 0, it was removed; below 0, it only grew: so many bytes were
-appended to what had been there. `followed` says what two changes, one after the other, come to. Of a map that was
+appended to the earlier bytes. `followed` combines two changes, one after the other, come to. Of a map that was
 cleared as a whole, its place without the last byte, which no row has for a key, is noted as `CLEARED`.
 
 Threads. A thread that reads or writes many keys without the GIL says so: `is_busy`. Another thread that ends a mark, or
@@ -29,9 +29,9 @@ cdef enum:
     LEAST_SLOTS = 64
     MOST_KEYS = 0x7FFFFFFF
 
-#: A map was cleared, with what compactions have dropped of it, which nobody finds any more.
+#: A map was cleared, with entries that compactions have dropped and that can no longer be found.
 CLEARED = 2
-#: What `became_of` says of a key that is not there.
+#: The answer of `became_of` for an absent key.
 NOT_NOTED = int(np.iinfo(np.int64).min)
 
 
@@ -44,7 +44,7 @@ cdef inline int64_t followed(int64_t before, int64_t after) noexcept nogil:
 
 @cython.final
 cdef class KeyChanges:
-    """Keys, each with what has become of it."""
+    """Keys, each with its change."""
 
     def __cinit__(self, bint is_busy=False):
         memset(&self.keys, 0, sizeof(self.keys))
@@ -152,7 +152,7 @@ cdef class KeyChanges:
         return None if became == NOT_NOTED else int(became)
 
     def became_of(self, const int64_t[::1] offsets not None, const uint8_t[::1] keys not None):
-        """What has become of many keys; `NOT_NOTED` of those of which nothing is noted."""
+        """The changes of many keys; `NOT_NOTED` of those of which nothing is noted."""
         cdef Py_ssize_t i, n = check_rows(offsets, keys, "keys")
         cdef const char *start = start_of(keys)
         cdef uint32_t *slot
@@ -217,7 +217,7 @@ cdef class KeyChanges:
             raise MemoryError
 
     def in_order(self):
-        """The keys, ascending, as offsets and bytes, and what has become of each."""
+        """The keys, ascending, as offsets and bytes, and the change of each."""
         cdef size_t i
         cdef Py_ssize_t at = 0
         cdef Noted *entry

@@ -26,7 +26,7 @@ cdef inline void rank(RankedKey *to, const char *key, size_t size, size_t row) n
 
 
 cdef inline int by_key(const void *a, const void *b) noexcept nogil:
-    """In the order of keys; equal ones in that of rows."""
+    """In the order of keys; equal ones in the order of rows."""
     cdef const RankedKey *first = <const RankedKey *>a
     cdef const RankedKey *second = <const RankedKey *>b
     cdef int order

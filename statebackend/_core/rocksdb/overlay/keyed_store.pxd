@@ -3,7 +3,7 @@
     Store ---> Database          written to without a log, many rows at a time, in order
           `--> Overlay           written to and read first; a layer for each table
           place                  key group, key and namespace that are current, as composite keys have them
-          changes                `KeyChanges` for each table: what has become of the keys that have changed
+          changes                `KeyChanges` for each table: the changes of changed keys
 """
 
 from libc.stddef cimport size_t
@@ -18,10 +18,10 @@ from statebackend._core.rocksdb.overlay.overlay cimport Layer, Node, Overlay
 
 cdef class Table:
     cdef readonly ColumnFamily family
-    cdef readonly Layer layer            # what the open batch has changed
-    cdef readonly Py_ssize_t number      # in `changes`; below 0: nobody asks for changes
+    cdef readonly Layer layer            # the changes of the open batch
+    cdef readonly Py_ssize_t number      # in `changes`; below 0: changes are not needed
     cdef readonly bint grows             # appended bytes stay as they are: note how many there are
-    cdef readonly uint64_t version       # counts writes: whoever has read ahead looks at it
+    cdef readonly uint64_t version       # counts writes: checked by calls that have read ahead
     cdef readonly bint has_namespaces    # something was written in a namespace other than VOID
 
 
@@ -30,16 +30,16 @@ cdef class KeyedStore:
     cdef readonly Overlay overlay
     cdef readonly list tables
     cdef readonly bint is_batched        # the overlay may have something; True while there is a mark
-    cdef bint has_failed                 # some of the overlay could not be written: what comes next tries again first
+    cdef bint has_failed                 # some of the overlay could not be written: the next call tries again first
     cdef public uint64_t unmarked_keys   # so many changed without a mark are written; tests set less
     cdef uint64_t gathered               # bytes that were written without a mark since `flush`, at most
     cdef Bytes place
     cdef size_t key_end                  # of key group and key in it
-    cdef Bytes scratch                   # the place and what comes behind it
+    cdef Bytes scratch                   # the place and the bytes behind it
     cdef bint has_key
     cdef bint is_spaced                  # the current namespace is not VOID
     cdef object refuse                   # raises, for a call without a current key, or after closing
-    cdef list changes                    # or None: nobody asks
+    cdef list changes                    # or None: not needed
 
     cdef int begin_place_of_int(self, uint16_t key_group, int64_t number) except -1
     cdef int begin_place_of_bytes(self, uint16_t key_group, const char *data, size_t n) except -1

@@ -106,7 +106,7 @@ cdef class KeyedStore:
     def add_table(self, ColumnFamily family not None, Py_ssize_t number, *, bint grows=False):
         """Read and write a column family; its changes are noted by this number, unless it is below 0.
 
-        If it `grows`, what is appended to a value stays as it is, and it is noted how much that is.
+        If it `grows`, appended bytes stay as they are, and their number is noted that is.
         """
         cdef Table made = Table.__new__(Table)
         made.family, made.number, made.grows, made.layer = family, number, grows, self.overlay.add_layer()
@@ -114,7 +114,7 @@ cdef class KeyedStore:
         return made
 
     def close(self):
-        """Let go of the batch and of the current key; the database stays open for whoever else reads it.
+        """Let go of the batch and of the current key; the database stays open for its other readers.
 
         If another thread is inside, it has a moment to leave; if it does not, the batch stays until the store goes.
         """
@@ -163,7 +163,7 @@ cdef class KeyedStore:
 
     @property
     def key_prefix(self):
-        """What all keys of the current key begin with, whatever their namespace."""
+        """The prefix of all keys of the current key, in any namespace."""
         self.need_key()
         return self.place.data[:self.key_end]
 
@@ -450,7 +450,7 @@ cdef class KeyedStore:
         return MergingIterator(table.family, layer, prefix, start, overlay=self.overlay)
 
     def frozen(self, Table table not None):
-        """Return a copy of what the batch has changed in a table, or None if it has changed nothing. O(changes)."""
+        """Return a copy of the batch's changes in a table, or None if it has changed nothing. O(changes)."""
         if not self.is_batched or table.layer.rows.n == 0:
             return None
         self.enter(table)
@@ -517,7 +517,7 @@ cdef class KeyedStore:
         return point
 
     def roll_back(self, point not None):
-        """Take back what was written since a mark, which stays. O(what is taken back)."""
+        """Take back what was written since a mark, which stays. O(what is undone)."""
         self.overlay.roll_back(point)
         for table in self.tables:
             (<Table>table).version += 1

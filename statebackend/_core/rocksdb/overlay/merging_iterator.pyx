@@ -57,7 +57,7 @@ cdef class MergingIterator:
         self.base.close()
 
     cdef int find_places(self) except -1:
-        """Find where to read on. What has gone into the database meanwhile is not in sight of the iterator."""
+        """Find where to read on. Rows written to the database meanwhile are not in sight of the iterator."""
         if self.layer is not None and self.layer.rows.written != self.written:
             self.base.close()
             self.written = self.layer.rows.written
@@ -104,7 +104,7 @@ cdef class MergingIterator:
         memset(&values, 0, sizeof(values))
         if self.overlay is not None:
             self.overlay.come_in()
-        self.go_in()                     # before finding the places, which lets go of the GIL, too
+        self.go_in()                     # before finding the places, which lets go of the GIL too
         try:
             self.find_places()
             base = self.base

@@ -1,6 +1,6 @@
 """Reads of many keys, and looks below many prefixes, each once, in the order of the database.
 
-RocksDB finds a key faster beside the one before. Where a large part of a column family is asked for, an iterator that
+RocksDB finds a key faster next to the one before. Where a large part of a column family is asked for, an iterator that
 goes over all of it is faster still.
 """
 

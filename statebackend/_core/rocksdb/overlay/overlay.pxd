@@ -5,12 +5,12 @@
        |
     Layer     of a column family
        |      buckets   Node* by hash                         a scalar read or write looks here
-       |      fresh     nodes that are not in order yet       sorted in when somebody wants the order
+       |      fresh     nodes that are not in order yet       sorted in when the order is needed
        |      first     Node --> Node --> ...                 a skip list: walks, and writing to the database
        |
     Node      a key --> Change --> Change --> ...             newest first; the last builds on the database
 
-Invariants. Of a node, each change lies in an interval between marks of its own, but for those that a released mark has
+Invariants. Of a node, each change is in its own interval between marks, except for those that a released mark has
 left: the next write joins them. The journal holds every change once, at `place`. A node without a change is gone.
 """
 
@@ -30,10 +30,10 @@ cdef enum:
 cdef enum Written:
     DONE
     NO_MEMORY
-    TOO_LONG                          # key and value, or what was appended to a list in the open batch
+    TOO_LONG                          # key and value, or the elements appended to a list in the open batch
 
 cdef struct Change:
-    Change *before                    # what the key had; NULL: what the database has
+    Change *before                    # the key's old value; NULL: the database's
     Node *node
     uint64_t place                    # in the journal
     size_t size
@@ -61,7 +61,7 @@ cdef struct Rows:
     Node *first[HIGHEST]
     uint64_t random
     uint64_t version                  # counts nodes that come or go: walks look at it
-    uint64_t written                  # counts nodes that went into the database: a walk begins anew behind them
+    uint64_t written                  # counts nodes that went into the database: a walk begins again behind them
     size_t nbytes
 
 cdef struct MarkPlace:

@@ -1,10 +1,10 @@
-"""What an open batch has changed, in front of the database: read before it, taken back in the time of what goes.
+"""What an open batch has changed, in front of the database: read before it, undone in the time of the undone changes.
 
-RocksDB has a batch with an index for this, but makes that index anew at each rollback. Here a journal has each change
-since each mark: a rollback walks it backwards, O(what is taken back); letting go of a mark is O(1). The drawing and
+RocksDB has a batch with an index for this, but makes that index again at each rollback. Here a journal has each change
+since each mark: a rollback walks it backwards, O(what is undone); letting go of a mark is O(1). The drawing and
 the invariants are in `overlay.pxd`.
 
-Keys are found by their hash. Their order is made when somebody asks for it: a walk, a snapshot, or writing to the
+Keys are found by their hash. Their order is made on demand: a walk, a snapshot, or writing to the
 database. Then what has come since the last time is sorted, and threaded into a skip list.
 
 A put or delete replaces what the same interval of marks has written to the key, and elements for a list are put behind
@@ -215,7 +215,7 @@ cdef void find_before(Rows *rows, const char *key, size_t n, Node ***links) noex
 
 
 cdef void drop_node(Rows *rows, Node *node) noexcept nogil:
-    """Forget a node, which has no change any more. If it is not in order yet, it is the one that came last."""
+    """Forget a node without changes. If it is not in order yet, it is the one that came last."""
     cdef Node **links[HIGHEST]
     cdef Node **link = &rows.buckets[node.hash & (rows.n_buckets - 1)]
     cdef int level
@@ -328,7 +328,7 @@ cdef class Layer:
             prefetch(self.rows.buckets[hash & (self.rows.n_buckets - 1)])
 
     cdef Node *at_or_after(self, const char *key, size_t n) except? NULL:
-        """The first node that is not below a key, or NULL. O(log n), and the order of what is new."""
+        """The first node that is not below a key, or NULL. O(log n), and the sort of new nodes."""
         if not put_in_order(&self.rows):
             raise MemoryError
         return self.from_here(key, n)
@@ -421,7 +421,7 @@ cdef class Overlay:
 
     @property
     def nbytes(self):
-        """The bytes of keys and values; what finds them takes about 150 more for each key."""
+        """The bytes of keys and values; the index takes about 150 more for each key."""
         return sum([(<Layer>each).rows.nbytes for each in self.layers])
 
     # --- writing ---
@@ -471,7 +471,7 @@ cdef class Overlay:
         return DONE
 
     cdef Change *rewritten(self, Change *change, Write what, const char *value, size_t size) noexcept nogil:
-        """Let a change do what one right after it would do, too; returns where it is now, or NULL without memory."""
+        """Let a change do what one right after it would do too; returns where it is now, or NULL without memory."""
         cdef size_t kept = change.size if what == WRITE_MERGE and change.what != WRITE_DELETE else 0
         cdef Change *grown
         cdef Rows *rows = change.node.rows
@@ -507,7 +507,7 @@ cdef class Overlay:
         return low == 0 or self.marks[low - 1].place <= first
 
     cdef void join_released(self, Node *node) noexcept nogil:
-        """Make one of changes of a key between which there is no mark any more; without memory, leave them."""
+        """Make one of changes of a key between which no mark is open; without memory, leave them."""
         cdef Change *change = node.newest
         cdef Change *before = change.before
         while before != NULL and self.are_together(before.place, change.place):
@@ -579,7 +579,7 @@ cdef class Overlay:
         return low
 
     def roll_back(self, uint64_t number):
-        """Take back what was written since a mark, and forget the marks after it. O(what is taken back)."""
+        """Take back what was written since a mark, and forget the marks after it. O(what is undone)."""
         cdef size_t at
         cdef Change *change
         cdef Node *node
