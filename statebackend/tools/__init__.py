@@ -2,6 +2,7 @@
 
 from statebackend.tools.backups import backup, restore
 from statebackend.tools.build import bootstrap
+from statebackend.tools.comparison import Difference, changes, diff
 from statebackend.tools.export import savepoint
 from statebackend.tools.history import reset, rewind, set_time
 from statebackend.tools.map_migration import split_maps
@@ -24,6 +25,7 @@ from statebackend.tools.verification import repair, verify
 
 __all__ = [
     "Copied",
+    "Difference",
     "Dropped",
     "Emigrated",
     "Problem",
@@ -36,6 +38,8 @@ __all__ = [
     "Times",
     "backup",
     "bootstrap",
+    "changes",
+    "diff",
     "drop_state",
     "operator_state",
     "from_spark_state",

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statebackend.checkpoint import Checkpoint, CheckpointReader, StateSnapshot
-from statebackend.checkpoint.format import DataFileReader, GroupedBatch, key_group_slices
+from statebackend.checkpoint.format import DataFileReader, GroupedBatch, key_group_slices, read_data_file
 from statebackend.checkpoint.keyed.compaction import applied
 from statebackend.checkpoint.keyed.description import StateDescription, different_states
 from statebackend.checkpoint.keyed.row_source import NATIVE, has_native, open_native_rows
@@ -37,6 +37,10 @@ _PIECE_BYTES = 8 << 20
 _BATCH_ROWS = 65_536
 
 _ReadBase: TypeAlias = Callable[[NDArray[np.int64]], Iterable[GroupedBatch]]
+#: Reads a state of a file, of some key groups and columns, as `DataFileReader.read` does.
+ReadBase: TypeAlias = Callable[
+    [DataFileReader, str, NDArray[np.int64], frozenset[str] | None], Iterable[GroupedBatch]
+]
 
 
 def source_of(store: Stored, checkpoint_id: int | None = None) -> StateSource:
@@ -62,8 +66,9 @@ def source_of(store: Stored, checkpoint_id: int | None = None) -> StateSource:
 class CheckpointSource(StateSource):
     """A checkpoint of a store. Its files are pinned while they are read."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, read_base: ReadBase = DataFileReader.read) -> None:
         self.checkpoint = checkpoint
+        self._read_base = read_base
         self.where = f"checkpoint {checkpoint.id}, {checkpoint.manifest.name}"
         self.now, self.watermark = checkpoint.now, checkpoint.watermark
         metadata = checkpoint.metadata
@@ -131,7 +136,7 @@ class CheckpointSource(StateSource):
         elif readers and "op" not in readers[0].schema(name).names:
             first, readers = readers[0], readers[1:]
             kept = columns if readers or columns is None else (selection.columns or frozenset()) | {"key"}
-            base = lambda groups: first.read(name, groups, kept)  # noqa: E731
+            base = lambda groups: self._read_base(first, name, groups, kept)  # noqa: E731
         groups = _within(np.arange(MAX_PARALLELISM), snapshot.key_groups)
         if selection.key_groups is not None:
             groups = np.intersect1d(groups, selection.key_groups)
@@ -174,6 +179,45 @@ class CheckpointSource(StateSource):
                         groups, counts = reader.rows_of(name)
                         total += int(counts[np.isin(groups, _within(groups, snapshot.key_groups))].sum())
         return total
+
+    def most_rows(self, name: str) -> int:
+        """The number of rows of a state in the files, changes included."""
+        total = 0
+        for snapshot in self._with(name, None):
+            with reading(self.checkpoint), self._opened(snapshot) as files:
+                total += files.rows(name)
+        return total
+
+    def changed_keys(self, name: str, other: CheckpointSource) -> list[pa.Array] | None:
+        """Keys outside of which the state is the same in another checkpoint of the store; None if they are unknown.
+
+        Both checkpoints build on the same bases. Then these are the keys in the changes that only one of them has.
+        """
+        mine, others = self._data_files(), other._data_files()
+        if mine["base"] != others["base"]:
+            return None
+        found = []
+        for source, names in (
+            (self, mine["delta"] - others["delta"]),
+            (other, others["delta"] - mine["delta"]),
+        ):
+            with pinned(source.checkpoint), reading(source.checkpoint):
+                for file in (source.checkpoint.files[each] for each in sorted(names)):
+                    with source.checkpoint.open_file(file) as opened:
+                        reader = read_data_file(opened, file.name)
+                        if name in reader.states:
+                            found += [rows.batch["key"] for rows in reader.read(name, None, {"key"})]
+        return found
+
+    def _data_files(self) -> dict[str, set[str]]:
+        files = [file for snapshot in self._keyed for file in snapshot.files]
+        if native := next((file for file in files if file.kind == NATIVE), None):
+            raise usage.native_files(
+                "cannot compare checkpoints with files of RocksDB",
+                detail=f"{native.name}, {self.where}",
+                hint="compare savepoints: sb.create_backend(...) restores the checkpoint, and writes one",
+            )
+        return {kind: {file.name for file in files if file.kind == kind} for kind in ("base", "delta")}
 
     def bytes(self, name: str) -> int | None:
         """About the bytes that a state takes in the data files, changes included; None for files of RocksDB."""

@@ -118,6 +118,10 @@ class StateSource(ABC):
         """The number of rows that `read` gives, if that is known without reading."""
         return None
 
+    def most_rows(self, name: str) -> int:
+        """The number of rows or more, as far as it is known without reading."""
+        return self.rows(name) or 0
+
     def namespaces(self, name: str) -> pa.Array | None:
         """The distinct encoded namespaces of a state, and perhaps more; None if all are `VOID`. O(rows)."""
         distinct = pa.array([], pa.binary())
