@@ -23,6 +23,7 @@ from statebackend.runtime.batch_progress import Figures, Stopwatch, sizes, stora
 from statebackend.runtime.batch_rows import Batch, ChunkedBatch
 from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.job import Job
+from statebackend.runtime.live_view import StateView, no_view
 from statebackend.runtime.output import OutputFiles
 from statebackend.runtime.task import SnapshotTargets, Task
 from statebackend.state import clocks
@@ -177,6 +178,14 @@ class Execution(ABC):
     def committed(self, batch_id: int) -> None:
         """Note that the batch is committed: it can no longer be undone."""
 
+    def view(self, checkpoint: Checkpoint) -> StateView:
+        """The state after the newest batch, whose checkpoint is given; called between two batches."""
+        raise no_view(
+            "it is in other processes",
+            f"batch {checkpoint.id}",
+            "read the newest checkpoint with sb.tools.state(store, name)",
+        )
+
     @abstractmethod
     def close(self) -> None:
         """Close the function and drop state from memory. Idempotent."""
@@ -274,6 +283,9 @@ class LocalExecution(Execution):
 
     def committed(self, batch_id: int) -> None:
         self.task.committed(batch_id)
+
+    def view(self, checkpoint: Checkpoint) -> StateView:
+        return StateView(self.task.keyed, checkpoint)
 
     def _check_delivered(self, batch_id: int, rows: dict[str, int]) -> None:
         for name, count in rows.items():

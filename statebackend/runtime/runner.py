@@ -23,6 +23,7 @@ from statebackend.runtime.batch_progress import Stopwatch
 from statebackend.runtime.batch_rows import Batch
 from statebackend.runtime.execution import BatchResult, BatchTime, CheckpointTimes, Execution, LocalExecution
 from statebackend.runtime.job import Job
+from statebackend.runtime.live_view import StateView, no_view
 from statebackend.runtime.output import CommittedBatch, check_deliverable
 from statebackend.runtime.start_checks import (
     StartFrom,
@@ -271,6 +272,12 @@ class Runner:
         self._time.committed = times
         self._execution.committed(batch_id)
         return committed
+
+    def view(self) -> StateView:
+        """The state after the newest committed batch; called between two batches."""
+        if self._execution is None or self._newest is None:
+            raise no_view("no batch is committed", self._store.uri, "call view() after the first batch")
+        return self._execution.view(self._newest)
 
     def still_held(self) -> int:
         """The epoch of this writer; `CommitConflictError` if a newer one has opened the store."""

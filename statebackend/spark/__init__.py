@@ -8,6 +8,7 @@
 
 from statebackend.cluster.cluster_execution import Executors
 from statebackend.functions import EventTime, to_output
+from statebackend.runtime.live_view import StateView
 from statebackend.runtime.start_checks import StartFrom
 from statebackend.spark import sinks
 from statebackend.spark.display import progress_bar, prometheus
@@ -28,6 +29,7 @@ __all__ = [
     "Executors",
     "SinkContext",
     "StartFrom",
+    "StateView",
     "StatefulBatches",
     "apply_in_pandas_with_state",
     "heartbeat",

@@ -10,10 +10,12 @@ import inspect
 import logging
 import os
 import threading
+import time
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,6 +29,7 @@ from statebackend.runtime import CommittedBatch, Job, Runner
 from statebackend.runtime.batch_identity import Identity
 from statebackend.runtime.batch_progress import Figures, Stopwatch, describe
 from statebackend.runtime.function_calls import is_interrupt, summary
+from statebackend.runtime.live_view import StateView, no_view
 from statebackend.runtime.runner import check_start
 from statebackend.runtime.start_checks import StartFrom, source_uri
 from statebackend.spark import display
@@ -52,7 +55,7 @@ from statebackend.spark.session import (
 )
 from statebackend.spark.sink_delivery import OutputFrames, SinkDeliveries
 from statebackend.spark.sinks.committed_sink import SinkContext
-from statebackend.state import clocks
+from statebackend.state import Duration, clocks, milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,6 +66,8 @@ _log = logging.getLogger("statebackend.spark")
 _open: weakref.WeakValueDictionary[str, StatefulBatches] = weakref.WeakValueDictionary()
 #: Seconds between two looks whether the query still runs.
 _LOOK = 0.5
+#: Seconds between two looks of `view` whether the batch thread has answered.
+_TURN = 0.05
 
 
 class SparkBatch(NamedTuple):
@@ -127,6 +132,9 @@ class StatefulBatches:
         self._spark_batch: SparkBatch | None = None
         #: What the newest batch did, in Spark's words; None before the first.
         self.last_progress: Figures | None = None
+        #: Calls of `view` that wait for the end of a batch, and the views that are open.
+        self._waiting: deque[Future[StateView]] = deque()
+        self._views: weakref.WeakSet[StateView] = weakref.WeakSet()
 
     def __getstate__(self) -> dict[str, object]:
         left_here = (
@@ -139,6 +147,8 @@ class StatefulBatches:
             "_outputs",
             "_spark_batch",
             "last_progress",
+            "_waiting",
+            "_views",
         )
         return {name: value for name, value in self.__dict__.items() if name not in left_here}
 
@@ -175,6 +185,8 @@ class StatefulBatches:
                     self._run(frame, batch_id)
                 finally:
                     self._is_inside = was_inside
+                if not was_inside:
+                    self._serve_views()
         except BaseException as error:
             # Spark keeps the error for as long as the query's object lives; its frames would keep the state.
             traceback.clear_frames(error.__traceback__)
@@ -389,6 +401,62 @@ class StatefulBatches:
                 raise usage.option("cannot set a clock while the query runs", detail=f"{self!r}")
             self._clock = clocks.checked_clock(clock)
 
+    # --- the state, for other threads ---
+
+    def view(self, timeout: Duration = "1 minute") -> StateView:
+        """The state after the newest committed batch, for reads on any thread while the query runs. O(states)
+
+        Between two batches the call returns at once. During a batch it waits for the end of it, at most ``timeout``.
+        Close the view, best by a ``with`` block; the end of the query closes it, too. A function or a sink of the query
+        cannot call it. `UsageError` (``USAGE.NO_VIEW``) if the state is not in this process.
+        """
+        until = time.monotonic() + milliseconds("timeout", timeout, least=0) / 1000
+        request: Future[StateView] = Future()
+        self._waiting.append(request)
+        while not request.done():
+            left = until - time.monotonic()
+            if self._lock.acquire(timeout=min(max(left, 0), _TURN)):
+                try:
+                    if self._is_inside:
+                        self._waiting.remove(request)
+                        raise UsageError(
+                            "a batch cannot open a view of the state that it changes",
+                            code="USAGE.OVERLAPPING_CALL",
+                            detail=f"{self!r}",
+                            hint="read state with its handles; call view() from another thread",
+                        )
+                    self._serve_views()
+                finally:
+                    self._lock.release()
+            elif left <= 0 and request.cancel():
+                raise no_view("the batch has not ended in time", f"{self!r}", "give a longer timeout=")
+        return request.result()
+
+    def _serve_views(self) -> None:
+        """Answer the waiting calls of `view`; called with the lock, between two batches."""
+        while self._waiting:
+            request = self._waiting.popleft()
+            if not request.set_running_or_notify_cancel():
+                continue
+            try:
+                if self._runner is None:
+                    raise no_view(
+                        "the query has not run a batch in this process",
+                        f"{self!r}",
+                        "call view() while the query runs; under Spark Connect, which runs it in another process, read "
+                        "the newest checkpoint with sb.tools.state(store, name)",
+                    )
+                made = self._runner.view()
+            except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+                request.set_exception(error)
+            else:
+                self._views.add(made)
+                request.set_result(made)
+
+    def _state_source(self) -> CheckpointStore:
+        """The store, for `sb.tools`."""
+        return self._unopened.unopened()
+
     def is_running(self) -> bool:
         """True if the query that it works for still runs, as far as can be told."""
         query_run = self._query_run
@@ -414,6 +482,8 @@ class StatefulBatches:
             runner, self._runner = self._runner, None
             self._query_run = self._query = self._spark_log = self._outputs = self._spark_batch = None
             way, self._way = self._way, self._unopened_way.unopened()
+            for view in list(self._views):
+                view.close()
             try:
                 way.close()  # while the store is held: the next writer's files lie in the same folder
             finally:

@@ -8,11 +8,13 @@ clone's retirement may overtake, nor the threads of map states, which describe t
 import numpy as np
 
 cimport cython
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcmp
 
-from statebackend._core.memory.arena cimport address
+from statebackend._core.memory.arena cimport Blob, address, blob_data
 from statebackend._core.tables.cow_map cimport (
-    PAGE_BUCKETS, PAGE_SHIFT, Core, CowMap, Directory, Entry, entry_at, see_snapshots)
+    PAGE_BUCKETS, PAGE_SHIFT, Core, CowMap, Directory, Entry, Table, blob_hash, entry_at, hash_blob_key, hash_int_key,
+    namespace_of, see_snapshots)
 from statebackend._core.snapshots.entry_rows cimport Moment, new_rows
 from statebackend._core.memory.platform cimport load_ptr, load_u32, prefetch, spin_lock, spin_unlock, store_u32
 from statebackend._core.tables.state_core cimport StateCore
@@ -146,6 +148,81 @@ cdef class SnapshotView(Moment):
         groups = np.repeat(np.array([group for group, _, _ in found], dtype=np.int64),
                            np.array([size for _, size, _ in found], dtype=np.int64))
         return new_rows(table, self, addresses[:n], groups, np.ones(n, dtype=np.bool_))
+
+    def find(self, StateTable table not None, keys, groups, uint32_t namespace=0):
+        """Find the entries of canonical keys, int64 or (offsets, bytes), given the key group of each. O(keys).
+
+        Returns the found entries as rows, in the order of the keys, and which keys were found.
+        """
+        cdef Table *t = table.table
+        cdef bint is_blob = t.layout.key_is_blob
+        cdef const int64_t[::1] group = np.ascontiguousarray(groups, dtype=np.int64)
+        cdef int64_t n = group.shape[0], i
+        cdef const int64_t[::1] numbers
+        cdef const uint8_t[::1] data
+        cdef uint64_t[::1] rows
+        cdef uint64_t[::1] places
+        cdef const char *start
+        if is_blob:
+            numbers = np.ascontiguousarray(keys[0], dtype=np.int64)
+            data = np.append(np.frombuffer(keys[1], dtype=np.uint8), np.uint8(0))
+            start = <const char *>&data[0]
+        else:
+            numbers = np.ascontiguousarray(keys, dtype=np.int64)
+            start = NULL
+        found = np.zeros(n, dtype=np.uint64)
+        self.begin_reading()
+        try:
+            directories = np.zeros(t.n_maps, dtype=np.uint64)
+            for each in np.unique(groups):
+                directories[each - t.first_group] = <uint64_t><uintptr_t>self._directory(table, each)
+            rows, places = found, directories
+            with nogil:
+                for i in range(n):
+                    if is_blob:
+                        rows[i] = find_entry(t, <Directory *><uintptr_t>places[group[i] - t.first_group], 0,
+                                             start + numbers[i], numbers[i + 1] - numbers[i], namespace)
+                    else:
+                        rows[i] = find_entry(t, <Directory *><uintptr_t>places[group[i] - t.first_group], numbers[i],
+                                             NULL, 0, namespace)
+        finally:
+            self.end_reading()
+        is_found = found != 0
+        left = np.asarray(group)[is_found]
+        return new_rows(table, self, found[is_found], left, np.ones(len(left), dtype=np.bool_)), is_found
+
+
+cdef uint64_t find_entry(Table *table, Directory *directory, int64_t number, const char *data, int64_t length,
+                         uint32_t ns) noexcept nogil:
+    """The address of a key's entry as a directory's pages have it; 0 if there is none. `find` over the past."""
+    cdef uint32_t *refs
+    cdef uint32_t hash, index, slot, ref
+    cdef Entry *entry
+    cdef Blob *blob
+    if directory == NULL or directory.size == 0:
+        return 0
+    refs = <uint32_t *>(<char *>directory + sizeof(Directory))
+    hash = hash_int_key(table, number, ns) if data == NULL else hash_blob_key(table, data, length, ns)
+    index = hash & (directory.primary_capacity - 1)
+    if index < directory.rehash_index:
+        refs += directory.primary_pages
+        index = hash & (directory.secondary_capacity - 1)
+    ref = refs[index >> PAGE_SHIFT]
+    if ref == 0:
+        return 0
+    slot = (<uint32_t *>address(table.core.arena, ref))[index & (PAGE_BUCKETS - 1)]
+    while slot:
+        entry = entry_at(table.core, slot)
+        if namespace_of(table, entry) == ns:
+            if data == NULL:
+                if entry.key == number:
+                    return <uint64_t><uintptr_t>entry
+            elif blob_hash(entry)[0] == hash:
+                blob = <Blob *>entry.key
+                if <int64_t>blob.length == length and memcmp(blob_data(blob), data, length) == 0:
+                    return <uint64_t><uintptr_t>entry
+        slot = entry.next
+    return 0
 
 
 cdef void collect_entries(Core *core, Directory *directory, uint64_t *rows) noexcept nogil:

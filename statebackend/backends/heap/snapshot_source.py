@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from statebackend.backends.heap.table_reader import RowCopy, TableReader, TableRows
 from statebackend.checkpoint.format import GroupedBatch, Section
 from statebackend.checkpoint.keyed import ExpiredAt, Source, compiled_backend as compiled
 from statebackend.checkpoint.keyed.chain import Point
 from statebackend.checkpoint.keyed.compiled_backend import CompiledPoints, cuts, group_ranges
-from statebackend.checkpoint.keyed.row_source import grouped
+from statebackend.checkpoint.keyed.row_source import grouped, joined_batches
 from statebackend.columns.stored_columns import Array
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class HeapView(Source):
         super().__init__("base", backend.key_group_range)
         self.threads = backend.threads
         self._states = backend._state_readers()
+        self._max_parallelism = backend.max_parallelism
         self._expired_at = expired_at or ExpiredAt()
         self._have_rows = [any(map(len, state.tables)) for state in self._states]
         self._view = backend.core.snapshot()
@@ -71,6 +73,14 @@ class HeapView(Source):
         sizes = sum(map(self._view.group_sizes, state.tables))
         for first, last in group_ranges(sizes, state.first_group):
             yield from _batched(state.parts_of(self._view, first, last, left_out))
+
+    def find(
+        self, name: str, keys: pa.Array, namespace: bytes
+    ) -> tuple[pa.RecordBatch | None, NDArray[np.int64]]:
+        state = next(each for each in self._states if each.name == name)
+        found, at = state.found(self._view, keys, self._max_parallelism, namespace)
+        parts = [piece.rows()[0] for piece, _ in _pieces(found, compiled.BATCH_BYTES)]
+        return joined_batches(parts, state.schema), at
 
     def release(self) -> None:
         self._view.release()

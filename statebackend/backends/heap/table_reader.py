@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from statebackend._core.key_groups import HashPlan
 from statebackend._core.snapshots.changes import changed_entries
 from statebackend._core.snapshots.entry_rows import EntryRows
 from statebackend.checkpoint.format import Op, Section
@@ -17,7 +18,7 @@ from statebackend.checkpoint.keyed import ExpiredAt, state_schema
 from statebackend.checkpoint.keyed.description import value_role
 from statebackend.checkpoint.keyed.row_source import stamp_count, without_expired
 from statebackend.columns.codec_factory import holds_references
-from statebackend.columns.nested_columns import decoded_keys
+from statebackend.columns.nested_columns import decoded_keys, encoded_keys
 from statebackend.columns.stored_columns import Array, arrow_column, list_column
 from statebackend.errors import SerializationError
 from statebackend.keys import KeyEncoder, key_encoder
@@ -191,6 +192,20 @@ class TableReader:
             owners = by_number[np.searchsorted(numbers, anchors[order], sorter=by_number)]
             parts.append(TableRows(self, entries.take(order), heads.take(owners), left_out))
         return parts
+
+    def found(
+        self, view: Any, keys: pa.Array, max_parallelism: int, namespace: bytes
+    ) -> tuple[TableRows, Array]:
+        """The rows of keys in a namespace, and the positions of these keys; not of a map state."""
+        canonical = encoded_keys(self._key_encoder, keys)
+        groups = HashPlan(self._key_encoder.hash_plan).key_groups(canonical, max_parallelism)
+        number = self._namespaces.find(namespace) if namespace else 0
+        if number is None or (namespace and not self.has_namespaces):
+            canonical, groups = encoded_keys(self._key_encoder, keys.slice(0, 0)), groups[:0]
+        rows, is_found = view.find(
+            self.tables[bool(namespace and self.has_namespaces)], canonical, groups, number or 0
+        )
+        return TableRows(self, rows, None, None), np.flatnonzero(is_found)
 
     def changes_since(self, mark: Any) -> list[RowCopy]:
         """The changes since a mark, in the order in which a restore applies them within a key group."""

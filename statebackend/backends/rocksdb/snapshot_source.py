@@ -29,6 +29,7 @@ from statebackend.checkpoint.keyed.row_source import grouped, stamp_count, witho
 from statebackend.columns.codec_factory import holds_references
 from statebackend.columns.nested_columns import decoded_keys
 from statebackend.columns.stored_columns import Array, arrow_column, list_column, stored_column
+from statebackend.errors import overlapping_call
 from statebackend.keys import arrow_of_byte_runs, key_encoder
 from statebackend.state import StateDescriptor, newest_expired
 from statebackend.types import BYTES, Type
@@ -354,11 +355,16 @@ class _StateView:
         first = MergingIterator(state.table.family, layer, fill_cache=False)
         self.is_empty = not first.rows(1)
         first.close()
+        self._scans = 0
 
     def rows(self) -> Iterator[_Rows]:
-        """The rows, a batch at a time, in order. Once."""
+        """The rows, a batch at a time, in order. One scan at a time: another one ends it."""
+        self._walk.restart()
+        scan = self._scans = self._scans + 1
         while len(rows := self._read()):
             yield rows
+            if scan != self._scans:
+                raise overlapping_call()
 
     def _read(self) -> _Rows:
         keys, key_data, values, value_data = self._walk.read_many(compiled.BATCH_ROWS, compiled.BATCH_BYTES)

@@ -260,6 +260,11 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             self._descriptions = StateDescriptions(states)
         return self._descriptions
 
+    def open_view(self) -> Source:
+        """All rows of this moment, expired ones included, for reads on any thread. Release it. O(states)"""
+        self._check_open()
+        return self._run_alone(lambda: self._open_view(ExpiredAt()))
+
     def savepoint(self, store_or_uri: Savepoint | CheckpointReader | str | os.PathLike[str]) -> Savepoint:
         """Write everything in it, as it is now, as Parquet files that any backend restores from. O(entries).
 

@@ -6,11 +6,12 @@ import importlib
 import itertools
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from statebackend.checkpoint.format import GroupedBatch, Op, Section, write_data_file
 from statebackend.checkpoint.store.checkpoint_reader import Checkpoint
@@ -77,6 +78,20 @@ class Source(ABC):
         """All states that have rows, or might have, declared or not."""
         return [*self.sections(), *(each.section() for each in self.undeclared if each.rows)]
 
+    def rows_of(self, name: str) -> Iterable[GroupedBatch]:
+        """The rows of a declared state."""
+        return next((each.batches for each in self.sections() if each.name == name), ())
+
+    def schema_of(self, name: str) -> pa.Schema | None:
+        """The columns of a declared state; None if it is known to have no rows."""
+        return next((each.schema for each in self.sections() if each.name == name), None)
+
+    def find(
+        self, name: str, keys: pa.Array, namespace: bytes
+    ) -> tuple[pa.RecordBatch | None, NDArray[np.int64]]:
+        """The rows of some keys in a namespace, and which key each has; None if only a scan can find them."""
+        return None, np.empty(0, np.int64)
+
     def write(self, writer: DataWriter) -> tuple[StoredFile, ...]:
         """Write the files of this moment. The source is released in any case."""
         try:
@@ -111,6 +126,14 @@ def grouped(parts: Sequence[tuple[pa.RecordBatch, np.ndarray]]) -> GroupedBatch:
     batches = taken.to_batches()
     batch = batches[0] if batches else parts[0][0].slice(0, 0)
     return GroupedBatch.of(batch, groups[order])
+
+
+def joined_batches(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """Join batches of a schema into one."""
+    table = pa.Table.from_batches(parts, schema).combine_chunks()
+    if table.num_rows:
+        return table.to_batches()[0]
+    return pa.record_batch([pa.array([], each.type) for each in schema], schema=schema)
 
 
 #: A column that carries the key groups of rows through changes of a table.

@@ -37,6 +37,7 @@ cdef class MergingIterator:
     cdef uint64_t version             # of the layer, when `node` was found
     cdef bytes prefix
     cdef bytes start                  # where the layer is looked for
+    cdef bytes first                  # where it began
     cdef bint has_begun
 
     def __init__(self, ColumnFamily family not None, Layer layer, bytes prefix not None=b"", bytes start=None, *,
@@ -45,7 +46,7 @@ cdef class MergingIterator:
         self.family, self.fill_cache, self.prefix = family, fill_cache, prefix
         self.layer, self.overlay = layer, None if layer is None else overlay
         self.written = 0 if layer is None else layer.rows.written
-        self.start = prefix if start is None else max(prefix, start)
+        self.start = self.first = prefix if start is None else max(prefix, start)
 
     def __enter__(self):
         return self
@@ -55,6 +56,10 @@ cdef class MergingIterator:
 
     def close(self):
         self.base.close()
+
+    def restart(self):
+        """Go back to the first key, at the same moment."""
+        self.start, self.has_begun = self.first, False
 
     cdef int find_places(self) except -1:
         """Find where to read on. Rows written to the database meanwhile are not in sight of the iterator."""
