@@ -11,10 +11,11 @@ from statebackend.functions import EventTime, to_output
 from statebackend.runtime.live_view import StateView
 from statebackend.runtime.start_checks import StartFrom
 from statebackend.spark import sinks
-from statebackend.spark.display import progress_bar, prometheus
+from statebackend.spark.display import progress_bar
 from statebackend.spark.driver import StatefulBatches
 from statebackend.spark.driver_mode import Driver
 from statebackend.spark.heartbeats import heartbeat
+from statebackend.spark.metrics import opentelemetry, prometheus
 from statebackend.spark.own_functions import (
     apply_in_pandas_with_state,
     transform_with_state,
@@ -33,6 +34,7 @@ __all__ = [
     "StatefulBatches",
     "apply_in_pandas_with_state",
     "heartbeat",
+    "opentelemetry",
     "progress_bar",
     "prometheus",
     "sinks",

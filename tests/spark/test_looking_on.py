@@ -51,6 +51,7 @@ def test_metrics_for_prometheus(stream: Stream) -> None:
     assert (value("batch_id"), value("state_rows")) == (2, 2)
     assert (value("duration_seconds", part="sink") or -1) >= 0
     assert value("sink_seconds", output="main") is not None
+    assert (value("state_entries", state="total"), value("rows_updated_total")) == (2, 6)
     pickle.loads(pickle.dumps(sb.spark.prometheus("orders")))
 
 
