@@ -100,8 +100,8 @@ def diff(store: Stored, other: Stored, *, name: str | None = None) -> Difference
 
     The rows are the changes from ``store`` to ``other``, as those of `changes`, without batches. Each side may also be
     a running query or a `Harness`. Without ``name``, it compares all keyed states, timers among them. Timestamps are
-    not compared, and expired entries are left out, by the time of each side. Checkpoints of one store are compared by the
-    changes that one of them has, if possible. Memory: the differences, and about a million entries.
+    not compared, and expired entries are left out, by the time of each side. Checkpoints of one store are compared by
+    the changes that one of them has, if possible. Memory: the differences, and about a million entries.
     """
     before, after = source_of(store), source_of(other)
     known = {**before.states(), **after.states()}
