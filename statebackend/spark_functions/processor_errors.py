@@ -26,11 +26,10 @@ _DOING = {
 }
 
 
-def refused(doing: str, spark_class: str, text: str, hint: str | None = None) -> ProcessorError:
+def refused(doing: str, spark_class: str | None, text: str, hint: str | None = None) -> ProcessorError:
     """The error of a call, with the class that Spark gives it."""
-    return ProcessorError(
-        f"{_DOING.get(doing, doing)}: [{spark_class}] {text}", code="USAGE.PROCESSOR", hint=hint
-    )
+    named = "" if spark_class is None else f"[{spark_class}] "
+    return ProcessorError(f"{_DOING.get(doing, doing)}: {named}{text}", code="USAGE.PROCESSOR", hint=hint)
 
 
 def invalid_handle_state(call: str, state: str) -> ProcessorError:

@@ -157,18 +157,14 @@ class ProcessorHandle(StatefulProcessorHandle):
                 f"Failed to perform column family operation=CREATE_COL_FAMILY with invalid name={name}. Column "
                 "family name cannot be empty or include leading/trailing spaces or use the reserved keyword=default",
             )
-        if name[0] in "_$":
+        if name[0] == "$":
             raise refused(
                 call,
                 "STATE_STORE_CANNOT_CREATE_COLUMN_FAMILY_WITH_RESERVED_CHARS",
                 f"Failed to create column family with unsupported starting character and name={name}.",
             )
         if name in self._variables:
-            raise refused(
-                call,
-                "STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED",
-                f"State variable with name {name} has already been defined in the StatefulProcessor.",
-            )
+            raise refused(call, None, f"{kind} state {name} already exists")
         if ttl is not None:
             self._check_ttl(call, name, ttl)
         self.counts[f"num{kind}StateVars" if not ttl else f"num{kind}StateWithTTLVars"] += 1
@@ -217,7 +213,7 @@ class ProcessorHandle(StatefulProcessorHandle):
             self._ctx.delete_state(stateName)
         variable = self._variables.pop(stateName, None)
         if variable is not None:
-            variable._state = NoState(partial(_refuse_deleted, stateName))
+            variable._state = NoState(partial(_refuse_deleted, f"{variable.kind} state {stateName}"))
 
     # --- timers ---
 
@@ -248,9 +244,5 @@ class ProcessorHandle(StatefulProcessorHandle):
 DOMAINS = {"ProcessingTime": "processing", "EventTime": "event"}
 
 
-def _refuse_deleted(name: str, call: str) -> NoReturn:
-    raise refused(
-        f"Error calling {call}",
-        "STATE_VARIABLE_NOT_INITIALIZED",
-        f"State variable {name} is not initialized.",
-    )
+def _refuse_deleted(what: str, call: str) -> NoReturn:
+    raise refused(f"Error calling {call}", None, f"{what} is not initialized.")

@@ -17,7 +17,7 @@ from statebackend.errors import SerializationError
 from statebackend.spark_functions.processor_errors import illegal_value
 from statebackend.spark_functions.spark_rows import row_class
 from statebackend.state import KeyedListState, MapState as Entries, ValueState as Value
-from statebackend.types import TIMESTAMP, ListType, MapType, RowType, Type
+from statebackend.types import TIMESTAMP, ListType, MapType, RowType, Type, is_not_a_time
 
 Convert = Callable[[Any], Any]
 
@@ -55,6 +55,8 @@ def _plain(value: Any) -> Any:
     """A scalar of numpy or pandas as Python's."""
     if isinstance(value, np.generic):
         return value.tolist()
+    if is_not_a_time(value):
+        return None
     for name in ("to_pytimedelta", "to_pydatetime"):
         if hasattr(value, name):
             return getattr(value, name)()
@@ -134,6 +136,8 @@ class NoState:
 class ValueVariable(ValueState):
     """Spark's ``ValueState``."""
 
+    kind = "Value"
+
     def __init__(self, state: Value[Any], kind: RowType) -> None:
         self._state: Any = state
         self._shown = fields_shown(kind)
@@ -159,6 +163,8 @@ class ValueVariable(ValueState):
 
 class ListVariable(ListState):
     """Spark's ``ListState``."""
+
+    kind = "List"
 
     def __init__(self, state: KeyedListState[Any], kind: RowType, name: str) -> None:
         self._state: Any = state
@@ -201,6 +207,8 @@ class ListVariable(ListState):
 
 class MapVariable(MapState):
     """Spark's ``MapState``."""
+
+    kind = "Map"
 
     def __init__(self, state: Entries[Any, Any], key: RowType, value: RowType) -> None:
         self._state: Any = state
