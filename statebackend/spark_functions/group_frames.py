@@ -181,8 +181,9 @@ class GroupFramesOut(FramesOut):
         self._frames, self.count = [], 0
         for (_, types), frames in alike.items():
             joined = _joined(frames, by_blocks=bool(types))
-            if self._by_name:  # missing ones are null, as where Spark joins frames
-                joined = joined.reindex(columns=self._schema.arrow.names)
+            for name in self._schema.arrow.names if self._by_name else ():
+                if name not in joined:  # null, as where Spark joins frames
+                    joined[name] = None
             yield self._batch([joined])
 
 

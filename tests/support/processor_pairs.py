@@ -95,11 +95,29 @@ class Query:
             entry = (self.folder / "spark" / "offsets" / str(batch_id)).read_text().splitlines()[1]
             self.times[batch_id] = json.loads(entry)["batchTimestampMs"]
 
+        self._started(self.sparks_frame(pair), collect, "spark", "update")
+        return given
+
+    def sparks_frame(self, pair: Pair) -> Any:
+        """The frame with Spark's operator."""
         grouped = self._rows(pair).groupBy(*pair.key)
         transform = grouped.transformWithStateInPandas if pair.in_pandas else grouped.transformWithState
-        frame = transform(pair.processor, pair.output_schema, "Update", pair.time_mode, pair.initial_state)
-        self._started(frame, collect, "spark", "update")
-        return given
+        return transform(pair.processor, pair.output_schema, "Update", pair.time_mode, pair.initial_state)
+
+    def callable(self, pair: Pair, sink: Any) -> Any:
+        """Our callable."""
+        made = sb.spark.transform_with_state_in_pandas if pair.in_pandas else sb.spark.transform_with_state
+        return made(
+            pair.processor,
+            key=list(pair.key),
+            output_schema=pair.output_schema,
+            time_mode=pair.time_mode,
+            output_mode="Update",
+            initial_state=pair.initial_state,
+            state=self.folder / "state",
+            sink=sink,
+            **pair.options,
+        )
 
     def our_side(self, pair: Pair) -> dict[int, Counter[Any]]:
         given: dict[int, Counter[Any]] = {}
@@ -107,21 +125,7 @@ class Query:
         def collect(frame: Any, batch_id: int) -> None:
             given[batch_id] = Counter(map(repr, map(tuple, frame.collect())))
 
-        made = sb.spark.transform_with_state_in_pandas if pair.in_pandas else sb.spark.transform_with_state
-        self.batches = batches = use_clock(
-            made(
-                pair.processor,
-                key=list(pair.key),
-                output_schema=pair.output_schema,
-                time_mode=pair.time_mode,
-                output_mode="Update",
-                initial_state=pair.initial_state,
-                state=self.folder / "state",
-                sink=collect,
-                **pair.options,
-            ),
-            self.clock,
-        )
+        self.batches = batches = use_clock(self.callable(pair, collect), self.clock)
 
         def call(frame: Any, batch_id: int) -> None:
             self.clock.set(self.times[batch_id])
