@@ -89,6 +89,18 @@ def _add_reading(commands: Any) -> None:
     made = _command(commands, "sql", reading.sql, "run SQL in which each state is a table")
     made.add_argument("query", metavar="QUERY", help="in the SQL of DuckDB")
     _add_rows(made)
+    made = _command(commands, "changes", reading.changes, "print the changes of a state, with old values")
+    made.add_argument("state", metavar="STATE", help="its name")
+    made.add_argument("--since", type=int, metavar="BATCH", help="the checkpoint before; default: the oldest")
+    made.add_argument("--until", type=int, metavar="BATCH", help="the last checkpoint; default: the newest")
+    made.add_argument("--expired", action="store_true", help="show what has expired, too; scans the state")
+    _add_limit(made)
+    made = _command(commands, "diff", reading.diff, "compare two stores, savepoints or checkpoints")
+    made.add_argument("other", metavar="OTHER", help="a store or savepoint; with --other-id perhaps the same")
+    _add_id(made, "compare")
+    made.add_argument("--other-id", type=int, metavar="BATCH", help="with this checkpoint of OTHER")
+    made.add_argument("--state", metavar="STATE", help="compare only this state")
+    _add_limit(made)
 
 
 def _add_id(made: Any, verb: str) -> None:
@@ -97,6 +109,10 @@ def _add_id(made: Any, verb: str) -> None:
 
 def _add_rows(made: Any) -> None:
     _add_id(made, "read")
+    _add_limit(made)
+
+
+def _add_limit(made: Any) -> None:
     made.add_argument("--limit", type=int, metavar="N", help="rows to print; default: 50, with --json all")
 
 

@@ -1,4 +1,4 @@
-"""The commands that read state: ``states``, ``read``, ``timers`` and ``sql``."""
+"""The commands that read state and compare it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from statebackend import tools
 from statebackend.checkpoint import CheckpointReader
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
-from statebackend.command_line.console import DONE, Console
+from statebackend.command_line.console import DIFFERENT, DONE, Console
 from statebackend.command_line.layout import size_text, span_text
 from statebackend.command_line.listing import reader
 
@@ -53,6 +53,32 @@ def timers(options: argparse.Namespace, console: Console) -> int:
 def sql(options: argparse.Namespace, console: Console) -> int:
     table = tools.sql(_stored(options), options.query, id=options.id)
     return _show(table.to_batches(), options, console)
+
+
+def changes(options: argparse.Namespace, console: Console) -> int:
+    given = {"since": options.since, "until": options.until, "expired": options.expired}
+    store = reader(options)
+    store.open_latest()  # raises the error for a store that is not there
+    rows = tools.changes(store, options.state, **given)
+    return _show(rows.to_batches(), options, console)
+
+
+def diff(options: argparse.Namespace, console: Console) -> int:
+    before: Any = _stored(options) if options.id is None else reader(options).open(options.id)
+    after: Any = (
+        CheckpointReader(options.other, encryption=options.cipher) if options.cipher else options.other
+    )
+    if options.other_id is not None:
+        after = CheckpointReader(options.other, encryption=options.cipher).open(options.other_id)
+    found = tools.diff(before, after, name=options.state)
+    if console.is_json:
+        console.show({name: rows.to_table().to_pylist() for name, rows in found.items()})
+    for name, rows in () if console.is_json else found.items():
+        print(f"{name}:")
+        _show(rows.to_batches(), options, console)
+    if not found and not console.is_json:
+        print("no difference")
+    return DIFFERENT if found else DONE
 
 
 def _show(batches: Iterable[pa.RecordBatch], options: argparse.Namespace, console: Console) -> int:

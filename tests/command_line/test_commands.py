@@ -65,6 +65,8 @@ def test_command_is_refused_without_a_store(tmp_path: Path, command: str) -> Non
         "backup": [tmp_path / "made", "--store-only"],
         "restore": [tmp_path / "made", "--store-only"],
         "read": ["total"],
+        "changes": ["total"],
+        "diff": [tmp_path / "nothing"],
         "sql": ["select 1"],
         "rescale": [tmp_path / "made", "--max-parallelism", "8"],
     }
@@ -95,7 +97,7 @@ def test_ls_shows_checkpoints_and_reach(job: Path) -> None:
 
 def test_state_is_read(keyed_store: Path) -> None:
     listed = json.loads(in_pipe("states", keyed_store, "--json").out)
-    assert {"count", "name"} < {each["name"] for each in listed}
+    assert {"count", "name"} <= {each["name"] for each in listed}
     assert on_terminal("states", keyed_store).out.split()[:3] == ["name", "kind", "types"]
     rows = json.loads(in_pipe("read", keyed_store, "count", "--json").out)
     assert rows == sb.tools.state(keyed_store, "count").to_table().to_pylist()
@@ -113,6 +115,21 @@ def test_state_is_read(keyed_store: Path) -> None:
     assert in_pipe("timers", keyed_store).status == 0
     (counted,) = json.loads(in_pipe("sql", keyed_store, "select count(*) n from count", "--json").out)
     assert counted == {"n": len(rows)}
+
+
+def test_changes_and_differences_are_printed(keyed_store: Path) -> None:
+    found = json.loads(in_pipe("changes", keyed_store, "count", "--since", "6", "--json").out)
+    assert found == sb.tools.changes(keyed_store, "count", since=6).to_table().to_pylist()
+    assert {row["batch_id"] for row in found} == {7}
+    same = in_pipe("diff", keyed_store, keyed_store)
+    assert (same.status, same.out) == (0, "no difference\n")
+    arguments = ["diff", keyed_store, keyed_store, "--id", "6", "--state", "count"]
+    status, out, _ = in_pipe(*arguments, "--json")
+    rows = json.loads(out)["count"]
+    assert status == 3
+    assert [row["key"] for row in rows] == [row["key"] for row in found]
+    shown = on_terminal(*arguments, "--other-id", "5")
+    assert (shown.status, shown.out.splitlines()[0]) == (3, "count:")
 
 
 def test_ls_names_a_damaged_checkpoint(keyed_store: Path) -> None:
