@@ -1,4 +1,4 @@
-"""What a command prints, what it asks, and the status with which it ends."""
+"""The output, the questions and the exit status of a command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from statebackend.errors import StateBackendError
 
 DONE, FAILED, WRONG_USAGE, DIFFERENT = 0, 1, 2, 3
 
-#: What a hint says to a program, and what it is for a shell.
+#: The words of a hint for a program, and the same for a shell.
 _FOR_A_SHELL = {
     "pass checkpoint_location=None": "use --store-only",
     "checkpoint_location=None": "--store-only",
@@ -55,7 +55,7 @@ class Console:
         print(table(found, self.width) if found else "no rows")
 
     def note(self, text: str) -> None:
-        """Print a remark that is no part of the result."""
+        """Print a remark that is not a part of the result."""
         print(text, file=sys.stderr)
 
     def refuse(self, error: StateBackendError) -> int:

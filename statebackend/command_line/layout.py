@@ -125,7 +125,7 @@ def _lines(value: Any) -> list[str]:
 
 
 def fields_of(result: Any) -> dict[str, Any]:
-    """The fields of a record; those of a mapping are its members."""
+    """The fields of a record; a mapping's are its members."""
     if isinstance(result, Mapping):
         return dict(result)
     return {each.name: getattr(result, each.name) for each in dataclasses.fields(result)}

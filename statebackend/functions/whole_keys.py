@@ -31,7 +31,7 @@ class WholeKeysFunction(BatchProcessFunction):
     It fires its own timers in that step. Restored states that it does not request stay as they are.
     """
 
-    #: The name of what it calls.
+    #: The name of its callee.
     name: str
     #: The settings of the session that it depends on.
     settings: tuple[str, ...] = ()

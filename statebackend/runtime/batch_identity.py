@@ -295,7 +295,7 @@ class BatchSource(NamedTuple):
     identify: Callable[[], Identity] | None = None
     #: Waits until the engine's plan is durable, before the commit; None: nothing to wait for.
     synced: Callable[[], None] | None = None
-    #: The times that the engine has planned for it, if the function goes by them.
+    #: The times that the engine has planned for it, if the function uses them.
     times: PlannedTimes | None = None
 
     def identity_by_rows(self) -> Identity:

@@ -51,7 +51,7 @@ class BatchTimes(NamedTuple):
     watermark: int | None
     #: The watermark by the clock, which counts if no row comes with a time; None unless rows have stayed away for long.
     idle: int | None = None
-    #: The times that the engine has planned, if the function goes by them.
+    #: The times that the engine has planned, if the function uses them.
     planned: PlannedTimes | None = None
 
 

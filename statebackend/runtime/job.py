@@ -191,7 +191,7 @@ class Job:
 
     @property
     def is_planned(self) -> bool:
-        """True if the function goes by the times that the engine has planned."""
+        """True if the function uses the times that the engine has planned."""
         return isinstance(self.function, WholeKeysFunction)
 
     @property

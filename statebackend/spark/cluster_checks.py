@@ -41,7 +41,7 @@ def check_not_encrypted(frame: DataFrame) -> None:
 def check_memory(frame: DataFrame, parallelism: int, needed: int) -> None:
     """Raise if an executor's container is to hold hosts that take ``needed`` bytes each, and is too small for that.
 
-    Looks where containers have limits: on YARN and Kubernetes. 0: nobody knows what hosts take.
+    Looks where containers have limits: on YARN and Kubernetes. 0: the need of hosts is unknown.
     """
     conf = frame.sparkSession.conf
     master = conf.get("spark.master", None) or ""

@@ -1,6 +1,6 @@
 """What users see of a job: in a notebook, on a terminal, in Prometheus, and in the traceback of an error.
 
-Spark puts the whole traceback of an error into the text of its own, above a description of the query. The frames of the
+Spark puts the whole traceback of an error into its own text, above a description of the query. The frames of the
 user's code are shown, and no others if they do not matter.
 """
 
@@ -20,7 +20,7 @@ from statebackend.errors import StateBackendError
 _WIDTH = 20
 _PARTS = {"read": "r", "function": "f", "state": "s", "output": "o", "sink": "k"}
 
-#: What a notebook shows of progress, with the name of each figure.
+#: Figures of progress in a notebook, with the name of each figure.
 _SHOWN = {
     "batchId": "batch",
     "numInputRows": "rows in",
@@ -59,7 +59,7 @@ def shown_progress(progress: Mapping[str, Any] | None) -> list[tuple[str, object
 
 
 def progress_bar(file: TextIO | None = None) -> Callable[[Mapping[str, Any]], None]:
-    """What shows the newest batch in one line, which it writes anew each time: pass it as ``on_batch=``.
+    """What shows the newest batch in one line, which it writes again each time: pass it as ``on_batch=``.
 
     For terminals and notebooks. The line has a bar of where the time of the batch went: reading, the function, state,
     output and the sink. ``file`` is where it is written, by default the standard error.
@@ -96,7 +96,7 @@ class _ProgressBar:
 
 
 def _bar(durations: Mapping[str, float]) -> str:
-    """A letter for each twentieth of a batch; a dot for what no letter stands for.
+    """A letter for each twentieth of a batch; a dot for the rest.
 
     >>> _bar({"read": 1.0, "state": 3.0, "batch": 8.0})
     'rrssssssss..........'
@@ -117,7 +117,7 @@ def _text(value: object) -> str:
 
 E = TypeVar("E", bound=BaseException)
 
-#: The beginnings of the paths of code that is no user's.
+#: The beginnings of the paths of code that is not a user's.
 _INSTALLED = ("<frozen ", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 

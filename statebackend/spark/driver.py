@@ -130,7 +130,7 @@ class StatefulBatches:
         #: The way of outputs to the sinks; None if there are none.
         self._outputs: OutputFrames | None = None
         self._spark_batch: SparkBatch | None = None
-        #: What the newest batch did, in Spark's words; None before the first.
+        #: The progress of the newest batch, in Spark's words; None before the first.
         self.last_progress: Figures | None = None
         #: Calls of `view` that wait for the end of a batch, and the views that are open.
         self._waiting: deque[Future[StateView]] = deque()
@@ -196,7 +196,7 @@ class StatefulBatches:
                 raise shortened(error)  # noqa: B904 - the same error
             if is_interrupt(error) and not is_connect(frame):
                 raise
-            # PySpark answers the JVM for an Exception alone; after any other it would wait for ever.
+            # PySpark answers the JVM for an Exception alone; after any other it would wait forever.
             exited = _exited(error)
             self._name_batch(exited, batch_id)
             raise shortened(exited) from shortened(error)
@@ -251,7 +251,7 @@ class StatefulBatches:
                 code="USAGE.CALLED_TWICE",
                 detail=f"batch {batch_id}, {self!r}",
                 hint="give it the whole batch in one call; for two parts of it make two objects with stateful(...), "
-                "with a checkpoint of its own each",
+                "each with its own checkpoint",
             )
 
     def _planned(self, batch_id: int, watch: Stopwatch) -> Identity | None:
@@ -303,18 +303,18 @@ class StatefulBatches:
             return
         try:
             self._on_batch(dict(progress))
-        except Exception:  # noqa: BLE001 - the batch has happened, whatever an observer does
+        except Exception:  # noqa: BLE001 - the batch has happened, and an observer cannot change that
             _log.warning("on_batch failed for batch %d", progress["batchId"], exc_info=True)
 
     # --- opening and closing ---
 
     def _opened(self, frame: DataFrame) -> Runner:
-        """The runner of the query that this frame is of, opened anew if this is another run of it."""
+        """The runner of the query that this frame is of, opened again if this is another run of it."""
         query = Query.of(frame, self._uid)
         if self._runner is not None and self._runner.is_open and query == self._query and self.is_running():
             return self._runner
         self._check_free_for(query)
-        # Another run of the query: what is committed may have changed meanwhile.
+        # Another run of the query: the committed state may have changed meanwhile.
         self._close()
         return self._open(frame, query)
 
@@ -324,7 +324,7 @@ class StatefulBatches:
                 "this object serves another query, which is running",
                 code="USAGE.STORE_IN_USE",
                 detail=f"{self!r}",
-                hint="make one with stateful(...) for each query, with a checkpoint of its own",
+                hint="make one with stateful(...) for each query, with its own checkpoint",
             )
 
     def _open(self, frame: DataFrame, query: Query) -> Runner:
@@ -485,7 +485,7 @@ class StatefulBatches:
             for view in list(self._views):
                 view.close()
             try:
-                way.close()  # while the store is held: the next writer's files lie in the same folder
+                way.close()  # while the store is held: the next writer's files are in the same folder
             finally:
                 if runner is not None:
                     runner.close()
@@ -514,7 +514,7 @@ def _close_after(batches: StatefulBatches, query_run: QueryRun | None) -> None:
             return
         try:
             batches.close()
-        except Exception:  # noqa: BLE001 - nobody is there to be told
+        except Exception:  # noqa: BLE001 - no caller is left to tell
             _log.warning("letting go of %r after its query failed", batches, exc_info=True)
 
 
@@ -551,7 +551,7 @@ def check_not_sparks_own(store: CheckpointStore, location: str | None) -> None:
             "the checkpoint is Spark's own checkpointLocation",
             code="USAGE.SPARKS_LOCATION",
             detail=store.uri,
-            hint="give state= a folder of its own, beside Spark's checkpointLocation",
+            hint="give state= its own folder, next to Spark's checkpointLocation",
         )
 
 
@@ -564,7 +564,7 @@ def check_not_a_sinks(store: CheckpointStore, addresses: Mapping[str, str]) -> N
                 "a sink would write into the folder of the checkpoint",
                 code="USAGE.SINKS_LOCATION",
                 detail=f"{store.uri}; output {output!r}",
-                hint="give the sink a folder of its own, beside state=",
+                hint="give the sink its own folder, next to state=",
             )
 
 
@@ -574,7 +574,7 @@ def _real(address: str) -> str:
 
 
 def is_within(path: str, folders: list[str]) -> bool:
-    """Return True if a path is one of these folders, or lies in one.
+    """Return True if a path is one of these folders, or is in one.
 
     >>> is_within("/a/b/c", ["/a/b"]), is_within("/a/bc", ["/a/b"])
     (True, False)

@@ -81,7 +81,7 @@ class RunMode(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what `open` has made. Idempotent."""
+        """Release what `open` has made. Idempotent."""
 
 
 _log = logging.getLogger("statebackend.spark")
@@ -89,7 +89,7 @@ _log = logging.getLogger("statebackend.spark")
 INPUTS = AUTO, FILES = "auto", "files"
 #: The way of a batch that comes at once, in its progress.
 _MEMORY = "memory"
-#: The folder of a store in which Spark writes the rows of batches, each run of a query into a folder of its own.
+#: The folder of a store in which Spark writes the rows of batches, each run of a query into its own folder.
 FOLDER = "statebackend-input"
 _RUN = re.compile(r"run-[0-9a-f]{16}")
 #: A piece, copies of it while it is sorted or joined, and rows out share what rows may take.
@@ -255,12 +255,12 @@ _ROW_GROUP = 16 << 20
 _ROWS = 16_384
 #: Columns that are there while Spark sorts.
 _POSITION, _IS_BROADCAST, _BY = "position", "is_broadcast", "by"
-#: What Spark writes is exactly what it has, whatever the session says for files of its own.
+#: Spark writes exact values under any settings of the session for its files.
 _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.writeLegacyFormat": "false",
-    "spark.sql.variant.writeShredding.enabled": "false",  # fields of variants would lie in columns of their own
+    "spark.sql.variant.writeShredding.enabled": "false",  # fields of variants would be in separate columns
 }
 _PART = re.compile(r"part-([0-9]+)-.*-c([0-9]+)(?:\.[a-z0-9]+)?\.parquet")
 
@@ -364,7 +364,7 @@ def write_batch(frame: DataFrame, job: Job, folder: str, piece_bytes: int) -> Ba
 
 def write_files(frame: DataFrame, renamed: DataFrame, folder: str, piece_bytes: int) -> BatchFiles:
     """Make Spark write a frame; ``renamed`` has its rows, with columns called by their places (`by_place`)."""
-    # No job of Spark's: it knows that this has no rows.
+    # No job of Spark's: it knows that this is empty.
     schema = frame.limit(0).toArrow().schema
     try:
         with settings(frame.sparkSession, _SETTINGS):
@@ -390,7 +390,7 @@ def _sorted(frame: DataFrame, job: Job) -> DataFrame:
     by = [*(job.columns if job.takes_whole_keys else ()), *job.sorted_by]
     if not by:
         return renamed
-    # Broadcast rows first, in the order in which they are, whatever the columns say.
+    # Broadcast rows first, in their order, which ignores the columns.
     flag = "false" if job.broadcast is None else f"coalesce({_column(names.index(job.broadcast))}, false)"
     wider = renamed.selectExpr(
         "*",
@@ -403,7 +403,7 @@ def _sorted(frame: DataFrame, job: Job) -> DataFrame:
 
 
 def _in_bytes(frame: DataFrame, name: str) -> str:
-    """A column to sort by: text with a collation goes by its bytes, as where rows come at once."""
+    """A column to sort by: text with a collation sorts by its bytes, as where rows come at once."""
     at = frame.columns.index(name)
     is_collated = frame.schema.fields[at].dataType.simpleString().startswith("string collate ")
     return f"cast({_column(at)} AS string collate UTF8_BINARY)" if is_collated else _column(at)

@@ -1,6 +1,6 @@
 """Executors mode on Spark: hosts are jobs of one task that go on as long as the query, and tasks send them the rows.
 
-A host's job is ``mapInArrow`` over one row, so that Spark Connect can run it, too. Spark may run its task again; a
+A host's job is ``mapInArrow`` over one row, so that Spark Connect can run it too. Spark may run its task again; a
 thread here begins another job whenever one has ended, until the query does.
 """
 
@@ -51,12 +51,12 @@ _log = logging.getLogger("statebackend.spark")
 
 #: The column of the one row that a task gives.
 _REPORT = pa.schema([("report", pa.string())])
-#: So many jobs of a host that fail one after the other, each within so many seconds, are no accident.
+#: So many jobs of a host that fail one after the other, each within so many seconds, are not an accident.
 _FAILURES, _SOON = 4, 30.0
 #: Seconds for hosts to end by themselves, and once more for Spark to end them.
 _JOIN = 5.0
 #: Codes of errors that another try of the batch mends: a connection was lost, or a host did not take rows.
-#: Also by a host that ended in the middle of a handshake, or whose port is now that of another query's.
+#: Also by a host that ended in the middle of a handshake, or whose port now belongs to another query.
 _OF_LINKS = re.compile(r"\[CLUSTER(\.(CLOSED|WIRE|STALLED|CONNECT|TOO_MANY|SECRET))?\]")
 #: In the name of a column: PySpark's mapInArrow takes it for an expression.
 _EXPRESSIONS = re.compile(r"[.`*]")
@@ -80,7 +80,7 @@ class SparkEngine(Engine):
         self._session, self._is_connect = frame.sparkSession, is_connect(frame)
         self._query_run = None if self._is_connect else QueryRun.of(self._session, Query.of(frame, "any").id)
         self.parallelism = parallelism
-        #: The resources of a host, a ``ResourceProfile``; None: those of any task.
+        #: The resources of a host, a ``ResourceProfile``; None: as for any task.
         self._profile = profile
         self._tag = f"statebackend-{secrets.token_hex(8)}"
         self._is_closed = threading.Event()
@@ -91,7 +91,7 @@ class SparkEngine(Engine):
         self._is_elastic = is_set(get, "spark.dynamicAllocation.enabled")
         self._may_be_doubled = is_set(get, "spark.speculation") and not self._is_elastic
         self._is_scattering = self._is_cancelled = False
-        #: The columns of the newest batch, and what they depend on.
+        #: The columns of the newest batch, and their inputs.
         self._schema: tuple[object, pa.Schema] | None = None
         #: The number of the job that runs the host of a range.
         self._jobs: dict[int, int] = {}
@@ -218,7 +218,7 @@ class SparkEngine(Engine):
             if not is_late.is_set():
                 raise
             raise UsageError(
-                "no task of a batch finds a slot beside the hosts",
+                "no task of a batch finds a slot next to the hosts",
                 code="USAGE.SLOTS",
                 detail=f"Executors({self.parallelism}), within {limit:g} s",
                 hint="give the application more cores, or pass a smaller n to Executors(n)",
@@ -238,7 +238,7 @@ class SparkEngine(Engine):
         frame = incoming.source
         of = frame.schema, frame.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", None)
         if self._schema is None or self._schema[0] != of:
-            # No job of Spark's: it knows that this has no rows.
+            # No job of Spark's: it knows that this is empty.
             schema = frame.limit(0).toArrow().schema
             self._schema = of, pa.schema([field for field in schema if field.name != HEARTBEAT])
         return self._schema[1]
@@ -294,7 +294,7 @@ class SparkEngine(Engine):
 
     def close(self) -> None:
         self._is_closed.set()
-        # Hosts end when they are told, or find the driver gone; what has not begun yet, or hangs, Spark ends.
+        # Hosts end when they are told, or find the driver gone; Spark ends tasks that have not begun or hang.
         self._join()
         for number, thread in enumerate(self._threads):
             if thread.is_alive():
@@ -351,7 +351,7 @@ def _serve_here(shipped: bytes, daemon: int) -> dict[str, Any]:
     folder = found if os.path.isdir(found) else None
     if folder is not None:
         remove_orphans(folder)
-    # The folders of an executor are its own, and it has a name of its own in them.
+    # The folders of an executor are its own, and it has its own name in them.
     place = f"{socket.gethostname()} {os.environ.get('SPARK_LOCAL_DIRS', daemon)}"
     host = Host(
         pickle.loads(shipped),
@@ -399,10 +399,10 @@ def _send(plan: ShufflePlan, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
 def _acknowledge_at_once() -> None:
     """Acknowledge what has come over this process's sockets: Spark sends the first rows of a task only then.
 
-    It has sent the task in a write of its own, and without TCP_NODELAY; the system would wait 40 ms with the answer.
+    It has sent the task in a separate write, and without TCP_NODELAY; the system would wait 40 ms with the answer.
     """
     for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
-        with suppress(OSError):  # most are no sockets
+        with suppress(OSError):  # most are not sockets
             each = socket.socket(fileno=int(name))
             try:
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
@@ -465,7 +465,7 @@ class ExecutorsMode(RunMode):
     def execution(self, frame: DataFrame, job: Job) -> Callable[..., Execution]:
         check_not_encrypted(frame)
         options = options_at(frame, self._options)
-        if options.profile is None:  # else hosts have slots and memory of their own
+        if options.profile is None:  # else hosts have their own slots and memory
             check_memory(frame, options.n, needed_bytes(job, options.bytes_in_memory))
             check_slots(frame, options.n, options.seconds("start_timeout"), slots_of_hosts)
 

@@ -22,7 +22,7 @@ def heartbeat(frame: DataFrame, every: Duration = "10 seconds") -> DataFrame:
     """Add ticks to a stream, so that a batch comes at least about this often, with rows or without.
 
     Apply it last, before ``writeStream``. `stateful` counts the ticks apart, as ``numHeartbeats``, and gives them to
-    no function; time goes on, timers fire, and what is due expires. The first tick comes with the query's first batch,
+    no function; time goes on, timers fire, and due state expires. The first tick comes with the query's first batch,
     and later ones when a multiple of ``every`` has passed by the driver's clock. Where a trigger has to end, as
     ``availableNow``, it does, after one tick at most. It is a Python data source of Spark.
 

@@ -50,7 +50,7 @@ def transform_with_state(
     ``key`` names the grouping columns, ``output_schema`` is Spark's ``outputStructType``. ``time_mode``,
     ``output_mode`` and ``initial_state`` are Spark's; the rows of the initial state come to the driver in this call.
     With ``time_mode="EventTime"``, the watermark is that of ``withWatermark``; a frame without one needs
-    ``event_time``. The other options are those of `stateful`.
+    ``event_time``. The other options are as for `stateful`.
 
     >>> from pyspark.sql import Row
     >>> from pyspark.sql.streaming import StatefulProcessor
@@ -135,7 +135,7 @@ def _batches(
 
 
 def grouped_rows(grouped: Any, names: Sequence[str]) -> pa.Table:
-    """The rows of a grouped frame, whose grouping columns must be those of the query."""
+    """The rows of a grouped frame, whose grouping columns must be the query's."""
     frame = getattr(grouped, "_df", None)
     if frame is None or not hasattr(grouped, "transformWithState"):
         raise usage.option(
@@ -175,7 +175,7 @@ def apply_in_pandas_with_state(
     ``func(key, frames, state)`` gets Spark's ``GroupState``. ``key`` names the grouping columns; ``output_schema``,
     ``state_schema``, ``output_mode`` and ``timeout_conf`` are Spark's ``outputStructType``, ``stateStructType``,
     ``outputMode`` and ``timeoutConf``. With ``EventTimeTimeout``, the watermark is that of ``withWatermark``; a frame
-    without one needs ``event_time``. The other options are those of `stateful`.
+    without one needs ``event_time``. The other options are as for `stateful`.
 
     >>> def count(key, frames, state):
     ...     n = sum(len(frame) for frame in frames) + (state.get[0] if state.exists else 0)
@@ -216,7 +216,7 @@ def apply_in_pandas_with_state(
 
 
 def check_output_mode(given: Any) -> None:
-    """Raise unless Spark has such an output mode; it changes nothing in what is given out."""
+    """Raise unless Spark has such an output mode; it changes nothing in what is returned."""
     if not isinstance(given, str) or given.lower() not in map(str.lower, OUTPUT_MODES):
         raise UsageError(
             f"[STREAMING_OUTPUT_MODE.INVALID] Invalid streaming output mode: {given}. Accepted output modes are "

@@ -89,7 +89,7 @@ class QueryRun:
             active = session._jsparkSession.sharedState().activeStreamingQueries()
             found = active.get(jvm.java.util.UUID.fromString(query_id))
             return None if found is None else cls(found, jvm)
-        except Exception:  # noqa: BLE001 - internals of Spark: whatever it is, do without
+        except Exception:  # noqa: BLE001 - internals of Spark: continue without them
             _log.info("Spark's run of the query cannot be asked", exc_info=True)
             return None
 
@@ -162,9 +162,9 @@ def parsed_times(text: str | None) -> tuple[int, int]:
 
 
 class SparkLog:
-    """Spark's logs of the content of each batch, if they lie in a folder that this process can reach.
+    """Spark's logs of the content of each batch, if they are in a folder that this process can reach.
 
-    Spark does not sync them on a local path. If a batch were durable and its plan were not, Spark would plan it anew
+    Spark does not sync them on a local path. If a batch were durable and its plan were not, Spark would plan it again
     after a power failure, with other rows. So the plan is made durable before the batch is committed.
     """
 
@@ -177,7 +177,7 @@ class SparkLog:
 
     @classmethod
     def at(cls, location: str | None) -> SparkLog | None:
-        """The logs at a checkpointLocation; None if it is no folder here."""
+        """The logs at a checkpointLocation; None if it is not a folder here."""
         folder = local_folder(location)
         return None if folder is None else cls(folder)
 
@@ -350,7 +350,7 @@ def check_reachable(frame: DataFrame, checkpoint: str) -> None:
 def check_readable_by_executors(frame: DataFrame, checkpoint: str, address: str) -> None:
     """Raise unless an executor can read ``address``, a file of the store. Runs one small job.
 
-    Asks nothing if all of Spark is on this machine, or if the paths are no folders.
+    Asks nothing if all of Spark is on this machine, or if the paths are not folders.
     """
     if scheme_of(checkpoint) not in (None, "file") or runs_here(frame):
         return
@@ -391,7 +391,7 @@ def check_output_names(frame: DataFrame, schema: pa.Schema) -> None:
 
 
 def _twice(fields: Sequence[pa.Field], above: str = "") -> list[str]:
-    """The names of columns, and of fields in them, that differ from others beside them in their case at most.
+    """The names of columns, and of fields in them, that differ from their neighbours in their case at most.
 
     >>> _twice(list(pa.schema({"a": pa.list_(pa.struct({"x": pa.int64(), "X": pa.int64()})), "b": pa.int64()})))
     ['a.x', 'a.X']
@@ -417,7 +417,7 @@ def _fields_in(kind: pa.DataType) -> list[pa.Field]:
 def output_frame(frame: DataFrame, schema: StructType, paths: list[str]) -> DataFrame:
     """A frame over the committed output; it reads the files whenever it is used.
 
-    Missing or damaged files are errors here, whatever the session's settings.
+    Missing or damaged files are errors here, under any settings of the session.
     """
     session = frame.sparkSession
     if not paths:
@@ -437,7 +437,7 @@ def _reader(frame: DataFrame) -> DataFrameReader:
 
 
 def _spark_path(address: str) -> str:
-    """The address of a file as Spark takes it, whatever its default file system."""
+    """The address of a file as Spark takes it, under any default file system."""
     if address.startswith("s3://"):
         return "s3a://" + address.removeprefix("s3://")
     return f"file://{address}" if scheme_of(address) is None else address

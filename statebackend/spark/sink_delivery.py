@@ -2,8 +2,8 @@
 
 Spark reads the files of a committed output, or this process reads them for Spark.
 
-Spark cannot read the files of an encrypted store, nor those at an address for which it has no connector. This process
-can. Which way outputs go is found out when a query starts.
+Spark cannot read the files of an encrypted store, nor those at an address for which it lacks a connector. This process
+can. The way of outputs is found out when a query starts.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class SinkDeliveries:
 def _by_output(sink: object, schemas: Mapping[str, object]) -> dict[str, Any]:
     """The sinks by the names of the outputs, in the order of the schema."""
     if sink is None:
-        sink = {}  # right for a function without output, which has no schema
+        sink = {}  # right for a function without output and schema
         schemas = {name: schema for name, schema in schemas.items() if schema is not None}
     if isinstance(sink, Mapping):
         unknown = [repr(name) for name in sink if name not in schemas]

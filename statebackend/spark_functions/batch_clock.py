@@ -1,6 +1,6 @@
 """The times of a batch as Spark has them: its own time, the watermark that fires timers, and the one for late rows.
 
-Spark's plan tells them (`PlannedTimes`). Where it cannot be read, they are those of the job: its clock, and the
+Spark's plan tells them (`PlannedTimes`). Where it cannot be read, they are the job's: its clock, and the
 watermark of the rows before the batch.
 """
 
@@ -39,7 +39,7 @@ class BatchClock(NamedTuple):
     def rounds(self, ctx: FunctionContext, after: int | None) -> Iterator[BatchClock]:
         """The rounds of timers of the batch: one, and one as in the batch without rows that Spark would run next.
 
-        Spark runs such a batch when the watermark ``after`` the rows is past that of the batch.
+        Spark runs such a batch when the watermark ``after`` the rows is past the batch's.
         """
         yield self
         runs_on = ctx._planned is None or ctx._planned.runs_without_rows

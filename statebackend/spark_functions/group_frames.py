@@ -85,7 +85,7 @@ def _varies(column: pa.Array) -> bool:
 
 
 class GroupFrames:
-    """The rows of a batch as frames, for each key one or more, with an index of their own."""
+    """The rows of a batch as frames, for each key one or more, with their own index."""
 
     def __init__(self, batch: pa.RecordBatch, names: Sequence[str], settings: Mapping[str, str]) -> None:
         self._rows, self._ends = grouped(batch, names)
@@ -126,7 +126,7 @@ class GroupFrames:
 
 
 def _cutter(frame: pd.DataFrame) -> Any:
-    """What gives some rows of a frame as a frame with an index of its own, without a copy."""
+    """What gives some rows of a frame as a frame with its own index, without a copy."""
     made: Any = getattr(pd.DataFrame, "_from_mgr", None)
     manager: Any = getattr(frame, "_mgr", None)
     indexes: dict[int, pd.Index] = {}

@@ -1,11 +1,11 @@
 """The calls of a function for ``applyInPandasWithState``, as a function of the library.
 
 The states of all keys of a batch are read by one call and written by one. A group state is a value state with Spark's
-fields, ``groupState`` and ``timeoutTimestamp``; a timer stands for the timeout. The rules are those of Spark 4.3:
+fields, ``groupState`` and ``timeoutTimestamp``; a timer represents the timeout. The rules are Spark 4.3's:
 
 * A call gets a ``GroupState`` without a timeout. A call that updates, removes or sets a timeout replaces the state and
   its timeout. A call that does none of it leaves both, and the key times out again in the next batch.
-* A key times out before the time of the batch, or before the watermark. A key that had rows times out, too.
+* A key times out before the time of the batch, or before the watermark. A key that had rows times out too.
 * The frame of a timeout is empty.
 """
 
@@ -44,7 +44,7 @@ from statebackend.state import ValueStateDescriptor
 from statebackend.types import LONG, ROW, RowType
 
 STATE = "groupState"
-#: The domain of the timers of timeouts, whatever the timeout goes by: as in Spark, another one may be chosen later.
+#: The domain of the timers of timeouts, under any timeout setting: as in Spark, another one may be chosen later.
 TIMERS = "processing"
 TIMEOUTS = (
     GroupStateTimeout.NoTimeout,

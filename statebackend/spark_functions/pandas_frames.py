@@ -1,4 +1,4 @@
-"""Data frames for Spark's functions: those of each key, and the frames that such functions give.
+"""Data frames for Spark's functions: the frames of each key, and the frames that such functions give.
 
 A batch becomes one frame, and each key gets slices of it. Spark infers the types of each frame from Python's values, so
 integers are ``int64``, or ``float64`` in a batch with a null among them, and numbers with fractions are ``float64``.
@@ -58,7 +58,7 @@ def _series(column: pa.Array, timezone: str) -> Any:
 def frames_by_key(batch: pa.RecordBatch, names: Sequence[str], timezone: str, most: int) -> Iterator[KeyRows]:
     """Each key, as state has it and as a function gets it, with its frames of at most so many rows.
 
-    A null among numbers is NaN, which is no key of others.
+    A null among numbers is NaN, which is not a key of others.
     """
     rows = grouped(batch, names, nulls_apart=True)
     frame = frame_of(rows.batch, timezone)

@@ -1,7 +1,7 @@
 """The calls of a Spark ``StatefulProcessor`` in a batch, as a function of the library.
 
 A fresh copy of the processor is made for each batch. In a batch come ``init``, the rows of each key, the timers that
-are due, and ``close``. The function opens a copy before the first batch, too, whose ``init`` declares the variables.
+are due, and ``close``. The function opens a copy before the first batch too, whose ``init`` declares the variables.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from statebackend.spark_functions.state_variables import shown
 TIME_MODES = ("None", *DOMAINS)
 _ZONE = "spark.sql.session.timeZone"
 _MOST = "spark.sql.execution.arrow.maxRecordsPerBatch"
-#: Rows of a frame where there is no limit.
+#: Rows of a frame without a limit.
 ALL = 2**31 - 1
 
 

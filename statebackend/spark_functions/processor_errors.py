@@ -8,7 +8,7 @@ from statebackend.errors import UsageError
 
 
 class ProcessorError(UsageError, PySparkRuntimeError):
-    """A call of a state variable, a timer or a handle that Spark refuses, too; also a ``PySparkRuntimeError``.
+    """A call of a state variable, a timer or a handle that Spark refuses too; also a ``PySparkRuntimeError``.
 
     >>> print(invalid_time_mode("registerTimer", "None"))
     Error register timer: ...

@@ -54,7 +54,7 @@ KeyRows: TypeAlias = tuple[tuple[Any, ...], tuple[Any, ...], Iterator[Any]]
 
 
 class Grouped(NamedTuple):
-    """The rows of a batch, sorted by key, and where those of each key end."""
+    """The rows of a batch, sorted by key, and the end of each key's rows."""
 
     batch: pa.RecordBatch
     ends: NDArray[np.int64]
@@ -166,7 +166,7 @@ def _is_sorted_by_arrow(kind: pa.DataType) -> bool:
 
 
 def _is_object(kind: pa.DataType) -> bool:
-    """True if pandas has Python's None for a null of a type, and not a number or a time of its own."""
+    """True if pandas has Python's None for a null of a type, and not a number or its own time."""
     return not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind))
 
 
@@ -241,7 +241,7 @@ class RowsOut:
 
 
 def _shared_fields(rows: Sequence[Any]) -> list[str] | None:
-    """The names that all rows have; None if they differ, or are no plain rows."""
+    """The names that all rows have; None if they differ, or are not plain rows."""
     if not rows or set(map(type, rows)) != {Row}:
         return None
     try:

@@ -23,12 +23,12 @@ Convert = Callable[[Any], Any]
 
 
 def fields(value: Any) -> tuple[Any, ...]:
-    """The fields of a row that a processor gives; `TypeError` if it is no tuple, list or named tuple."""
+    """The fields of a row that a processor gives; `TypeError` if it is not a tuple, list or named tuple."""
     return value if type(value) is tuple else tuple(value)
 
 
 def converted(kind: Type) -> Convert:
-    """What makes a value of a type of what Spark takes for one, at any depth."""
+    """Converts values that Spark accepts for a type, at any depth."""
     if isinstance(kind, RowType):
         parts = list(zip(kind.names, map(converted, kind.types), strict=True))
 

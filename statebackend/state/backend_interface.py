@@ -386,7 +386,7 @@ class KeyedStateBackend(StateGetters, ABC):
         return []
 
     def _restored_descriptor(self, name: str) -> StateDescriptor | None:
-        """A descriptor that takes over a restored state as it is, which nobody has asked for; None if there is none."""
+        """A descriptor that takes over a restored state as it is, which is not declared; None if there is none."""
         return None
 
     def savepoint(self, store_or_uri: Any) -> Any:

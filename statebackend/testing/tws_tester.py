@@ -22,7 +22,7 @@ from statebackend.types import LONG, ROW
 class TwsTester:
     """Tests a Spark ``StatefulProcessor`` without Spark, with the methods of ``pyspark.sql.streaming.TwsTester``.
 
-    State is on a backend of the library, so values must fit the declared types. All other rules are those of Spark's
+    State is on a backend of the library, so values must fit the declared types. All other rules are as in Spark's
     tester: a key is given bare and passed as ``(key,)``, timers fire by key and then by time, times begin at 0, timers
     at or below the watermark are refused, and state does not expire. With ``strict=True``, timers and time to live
     follow the engine: timers fire by time, a timer that is due fires at the end of a call, and state expires.

@@ -39,12 +39,12 @@ def rewind(
     """Take a query back to checkpoint ``to``, so that the batches after it run again; None: to before the first one.
 
     Use it for a stream that has planned a batch again (`BATCH_GAP.OTHER_ROWS`), or whose function was wrong. The query
-    must not run meanwhile. ``checkpoint_location`` is Spark's, in a folder of this machine. The rewind takes it back,
+    must not run meanwhile. ``checkpoint_location`` is Spark's, in a folder of this machine. The rewind takes it back
     too: its files of later batches move to the folder ``.rewound`` in it. With None, take the stream back yourself. If
     the store, a sink or the stream cannot go back, nothing changes. After a kill, call it again.
 
     The rewind removes the batches from the store, and says of each what its sinks have published. That stays, unless
-    ``sink`` is ``"recorded"``, the sink of the job, or the dict of its sinks. ``"recorded"`` stands for the sinks of
+    ``sink`` is ``"recorded"``, the sink of the job, or the dict of its sinks. ``"recorded"`` means the sinks of
     `sb.spark.sinks` that the batches went to; credentials come from the environment. Another sink needs a method
     ``take_back(batch_id, incarnation)``. It is called for each batch, newest first, and the batch is dropped once all
     have returned. With ``to=None``, that needs a store that still has its first batch: a sink cannot be told of dropped
@@ -59,7 +59,9 @@ def rewind(
         committed = opened.checkpoints()
         is_alone = sink is None and checkpoint_location is None  # the store then looks itself
         if to is not None and (dry_run or not is_alone or to not in committed):
-            opened.open(to).verify()  # before a sink or the stream goes back to what cannot be restored
+            opened.open(
+                to
+            ).verify()  # before a sink or the stream goes back to a state that cannot be restored
         taken_back = [_taken_back(opened, each) for each in committed if to is None or each > to]
         if sink == "recorded":
             take_backs = _recorded(taken_back)
@@ -86,7 +88,7 @@ def rewind(
                     " or ".join(incarnations) or "any incarnation that is known",
                 )
             taken_back[at] = dataclasses.replace(batch, removed=tuple(itertools.chain(*removed)))
-            # One at a time: an error, or a kill, leaves at most the newest batch half taken back, and a store that
+            # One at a time: an error, or a kill, leaves at most the newest batch half undone, and a store that
             # delivers just this one again. Where the one before is damaged, both go together.
             with suppress(CorruptCheckpointError):
                 opened.rewind(taken_back[at - 1].batch_id if at else to)
@@ -161,7 +163,7 @@ def _warn_of_left(sink: Any, taken_back: Sequence[TakenBack]) -> None:
 
 
 def _check_complete(store: CheckpointStore, committed: list[int]) -> None:
-    """Raise if sinks may have batches that are older than the oldest checkpoint, which cannot be taken back."""
+    """Raise if sinks may have batches that are older than the oldest checkpoint, which cannot be undone."""
     began = store._log().state.begins_at or 0
     if committed and committed[0] > began:
         raise UsageError(
@@ -184,8 +186,8 @@ def _removed_of(take_back: Callable[..., object], batch_id: int, incarnations: S
 def _incarnations(taken_back: Sequence[TakenBack], at: int, newest: str, kept: TakenBack | None) -> list[str]:
     """The incarnation of a batch. Where its manifest cannot be read, those that it may have, the newer one first.
 
-    Incarnations follow one another, so it is that of the batch after it, or of the one before. Of the newer one there
-    can be a batch of this number only if it is this one; of the older one there may also be one that was taken back.
+    Incarnations follow one another, so it belongs to the batch after it, or of the one before. Of the newer one there
+    can be a batch of this number only if it is this one; of the older one there may also be one that was undone.
     """
     known = taken_back[at].incarnation
     if known is not None:
@@ -211,11 +213,11 @@ def _taken_back(store: CheckpointStore, batch_id: int) -> TakenBack:
 def reset(
     store: str | os.PathLike[str] | CheckpointStore, *, first_batch: int, dry_run: bool = False
 ) -> Reset:
-    """Restart a store from empty: the next batch is ``first_batch``, and the state has no rows of earlier batches.
+    """Restart a store from empty: the next batch is ``first_batch``, and the state lacks rows of earlier batches.
 
     Use it where stream and state disagree (`BATCH_GAP.NO_STATE`, `STATE_BEHIND`, `STREAM_BEHIND`), and an older state
     cannot be brought back. The remedy for `OTHER_ROWS` is `rewind`. The query must not run meanwhile. The store gets a
-    new incarnation, and ``start=`` has no effect any more. With ``dry_run``, nothing changes. O(dropped files)
+    new incarnation, and ``start=`` is ignored from then on. With ``dry_run``, nothing changes. O(dropped files)
     """
     checked_first_batch(first_batch)
     with writing(store, dry_run=dry_run) as opened:
@@ -235,7 +237,7 @@ def set_time(
     """Give the newest checkpoint other times, in milliseconds or as aware datetimes; return its times.
 
     Use it after a clock was wrong, or a row whose time had run ahead, or for a query that paused for longer than
-    `max_clock_jump`. The clock's time continues from ``now`` and that of rows from ``watermark``, forward or back: from
+    `max_clock_jump`. The clock's time continues from ``now`` and the rows' from ``watermark``, forward or back: from
     the next batch on they decide what expires and which timers are due. None leaves a time as it is. The query must not
     run meanwhile. With ``dry_run`` nothing changes.
     """

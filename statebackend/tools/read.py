@@ -131,7 +131,7 @@ def reading(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def open_saved(uri: Any, checkpoint_id: int | None) -> Checkpoint | Savepoint:
-    """The same, or the savepoint at the address, which has no ids; a store may be given, too."""
+    """The same, or the savepoint at the address, which has no ids; a store may be given too."""
     if isinstance(uri, Savepoint):
         if checkpoint_id is not None:
             raise usage.checkpoint_id(

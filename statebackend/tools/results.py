@@ -8,7 +8,7 @@ _MOST_SHOWN = 10
 
 
 class _Result:
-    """Shows each field on lines of its own; of a long list, the first ten members and the number of the others."""
+    """Shows each field on separate lines; of a long list, the first ten members and the number of the others."""
 
     def __repr__(self) -> str:
         names = [each.name for each in fields(self)]  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ class Problem:
 
 @dataclass(frozen=True, repr=False)
 class Report(_Result):
-    """The result of `verify`. It is `ok` if there are no problems."""
+    """The result of `verify`. It is `ok` without problems."""
 
     #: The ids of the checkpoints that were checked, ascending. Those that were dropped meanwhile are left out.
     checkpoints: list[int]
@@ -62,7 +62,7 @@ class Report(_Result):
 
     @property
     def ok(self) -> bool:
-        """True if there are no problems."""
+        """True without problems."""
         return not self.problems
 
 
@@ -87,9 +87,10 @@ class TakenBack:
     #: None, like the incarnation, if the manifest cannot be read.
     rows: int | None
     incarnation: str | None
-    #: What its sinks have published, or were about to, by the names of the outputs; a function by its name alone.
+    #: The targets that its sinks have published, or were about to, by the names of the outputs; a function by its name
+    #: alone.
     targets: dict[str, str]
-    #: What the sinks that were given to `rewind` have said that they removed.
+    #: The removals that the sinks given to `rewind` have reported.
     removed: tuple[str, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""Copies a checkpoint into a store of its own and may change it on the way: other key groups, or one state less.
+"""Copies a checkpoint into its own store and may change it on the way: other key groups, or one state less.
 
 The copy has the id, the time, the output and the progress of the original, so a query can continue from it.
 """
@@ -64,10 +64,10 @@ def drop_state(
     One record in the store's log does it, in O(1). The rows go with the next checkpoint, which writes the other states
     in full; native checkpoints of RocksDB name the files of the other states again. The query must not run meanwhile.
     Older checkpoints keep the state: a query that goes back to one of them has it again. In a store without
-    checkpoints, the state is dropped from the savepoint or store with which the query begins. If that has no such
-    state, the query does not start; ``rewind`` to None takes the drop back.
+    checkpoints, the state is dropped from the savepoint or store with which the query begins. If that lacks the
+    state, the query does not start; ``rewind`` to None undoes the drop.
 
-    `UsageError` if there is no such state, if a keyed and an operator state share the name, or for timers.
+    `UsageError` if the state does not exist, if a keyed and an operator state share the name, or for timers.
 
     With ``target``, nothing in the store changes. A checkpoint, by default the newest, is copied into a new store
     without the state. Rewrites only files that hold the state. O(bytes of the checkpoint). The copy of an encrypted
@@ -112,7 +112,7 @@ def _dropped(name: str, checkpoint: Checkpoint | None) -> Dropped:
 
 def _copy_without(checkpoint: Checkpoint, name: str, target: Target) -> None:
     left_out = checkpoint.dropped_states | {name}
-    # The manifest names states that were dropped before, too: their rows are in the files.
+    # The manifest names states that were dropped before: their rows are in the files.
     for snapshot in checkpoint.manifest.snapshots:
         if any(state["name"] in left_out for state in snapshot.states):
             for file in snapshot.files:
@@ -342,7 +342,7 @@ def _sorted_rows(
 def _order(table: pa.Table, groups: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
     """An order by key group that keeps the rows of one key in their order.
 
-    If the rows of each old key group were ordered by operation, so are those of the new ones.
+    If the rows of each old key group were ordered by operation, so are the new ones.
     """
     if "op" not in table.schema.names:
         return np.argsort(groups, kind="stable")

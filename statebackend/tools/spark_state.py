@@ -166,7 +166,7 @@ class _Query:
         return dict(found)
 
     def copy(self, files: PosixFiles) -> None:
-        """Copy what says which rows come next: its id, the logs of its sources, and the newest entries of its own."""
+        """Copy what says which rows come next: its id, the logs of its sources, and its own newest entries."""
         found = [self.folder / "metadata", *(self.folder / "sources").rglob("*")]
         found += [entry.path for log in _LOGS for entry in self._newest(log)]
         paths = [*found, *(path.with_name(f".{path.name}.crc") for path in found)]

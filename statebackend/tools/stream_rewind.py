@@ -23,7 +23,7 @@ from statebackend.errors import UsageError
 REWOUND = ".rewound"
 #: A version of Spark's state in a file, or the entry of a log; the ending says how it is stored.
 _NUMBERED = re.compile(r"(\d+)(?:_[0-9a-f-]+)?(?:\.(delta|snapshot|zip|changelog|compact))?")
-#: The forms that hold all of what came before.
+#: The forms that hold all earlier entries.
 _WHOLE = ("snapshot", "zip", "compact")
 
 

@@ -61,7 +61,7 @@ class Inventory(CheckpointReader):
         return any(parse_entry_name(name) is not None for name in found)
 
     def log(self) -> StoreLog:
-        """The log, whatever the metadata say. If its newest entries are damaged, it ends before them."""
+        """The log, even if the metadata are damaged. If its newest entries are damaged, it ends before them."""
         return read_log(self._files, over_damage=True)
 
     def _log(self, metadata: Metadata | None = None) -> StoreLog:
@@ -86,7 +86,7 @@ class Inventory(CheckpointReader):
         return required_metadata(self._files)
 
     def check_other(self, name: str, metadata: Metadata | None) -> None:
-        """Read an entry, and compare its store with that of the metadata, if these are known."""
+        """Read an entry, and compare its store with the metadata's, if these are known."""
         try:
             entry = read_entry(self._files, name)
         except FileNotFoundError:
@@ -123,7 +123,7 @@ def verify(store: str | os.PathLike[str] | CheckpointReader) -> Report:
 
     O(bytes of the store): it reads each file once, data files of the library's own format and Parquet files twice,
     however many checkpoints name them. Memory: one batch of rows. It writes nothing and disturbs no writer, so the
-    query may run; what its writer drops meanwhile is left out.
+    query may run; a checkpoint that its writer drops meanwhile is left out.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -150,8 +150,8 @@ def repair(store: str | os.PathLike[str] | CheckpointStore, *, dry_run: bool = F
     Use it after `CORRUPT_CHECKPOINT.LOG`, when no copy of the store has the damaged file. The query must not run
     meanwhile. The batches after that checkpoint are gone from the store, but sinks keep their rows. If Spark delivers
     these batches again, they run again; if not, the query refuses to go on (`BATCH_GAP`). Reads all files of the newest
-    checkpoint. It changes nothing in a store whose log is whole, or that has no whole checkpoint, nor with ``dry_run``,
-    which returns the same result and only reads.
+    checkpoint. It changes nothing in a store whose log is whole, or that lacks a whole checkpoint, nor with
+    ``dry_run``, which returns the same result and only reads.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -251,7 +251,7 @@ class _Verification:
                 _check_dropped(error)  # and another checkpoint may still need the file
 
     def _report(self, *, can_be_opened: bool) -> Report:
-        # Checkpoints are dropped before their files: what is still kept now has had all its files.
+        # Checkpoints are dropped before their files: a checkpoint that is still kept now has had all its files.
         log = self._inventory.log()
         now = log.state.kept
         kept = [key for key in self._keys if key in now]

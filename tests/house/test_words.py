@@ -52,7 +52,7 @@ def test_code_and_exceptions_are_not_read(words: ModuleType, tmp_path: Path) -> 
     assert list(words.marks(words.prose(page))) == []
 
 
-def test_pages_keep_the_limit(words: ModuleType) -> None:
+def test_pages_and_code_keep_the_limit(words: ModuleType) -> None:
     assert (
         words.main([str(ROOT / name) for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "docs")]) == 0
     )

@@ -248,7 +248,7 @@ cdef class KeyContext(TimeAndNamespace):
         return is_expected
 
     cdef object room_for_key(self):
-        """Memory for the bytes of the next key: the last one's, if it has no other owner."""
+        """Memory for the bytes of the next key: the last one's, without another owner."""
         if self.key_room is None or holders(<PyObject *>self.key_room) > 1 + (self.key_owner is self.key_room):
             self.key_room = PyBytes_FromStringAndSize(NULL, COMING_BYTES)
         return self.key_room

@@ -230,7 +230,7 @@ cdef object check_logs(Core *core):
 
 
 cdef object check_log(Journal *journal, Log *log, str which, bint is_exact, set chunks):
-    """Verify a log; of slots and runs that were retired, if there is no journal. Return its references to objects."""
+    """Verify a log; of slots and runs that were retired, without a journal. Return its references to objects."""
     cdef LogChunk *chunk = log.last
     cdef LogChunk *newer = NULL
     cdef Table *table

@@ -155,7 +155,7 @@ class ObjectCalls:
     # --- obstore ---
 
     def _ask(self, doing: str, name: str, request: Callable[[Any, Any], T]) -> T:
-        """Make a request, and translate its error. The raised error has no cause, whose text could hold a secret."""
+        """Make a request, and translate its error. The raised error hides its cause, whose text could hold a secret."""
         obstore = _obstore()
         _refuse_forked()
         if self._opened is None:

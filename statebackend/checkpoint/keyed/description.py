@@ -61,7 +61,7 @@ class StateDescription:
     ttl: bool
     #: The time to live in milliseconds, and if it counts in event time; None if there is none, or it is unknown.
     lifetime: Lifetime | None = field(default=None, compare=False)
-    #: False if a backend keeps the state, and nobody has requested it since the restore.
+    #: False if a backend keeps the state, and it was not requested since the restore.
     is_declared: bool = field(default=True, compare=False)
 
     @classmethod

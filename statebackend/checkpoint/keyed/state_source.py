@@ -98,7 +98,7 @@ class StateSource(ABC):
     #: None if it is unknown.
     key_type: Type | None
     max_parallelism: int | None
-    #: The times by which state of this moment has expired; None if it has no time.
+    #: The times by which state of this moment has expired; None without a time.
     now: int | None
     watermark: int | None
 
@@ -110,7 +110,7 @@ class StateSource(ABC):
     def read(self, name: str, selection: Selection) -> Iterator[pa.RecordBatch]:
         """The rows of a keyed state, each entry once, in any number of batches and in any order of keys.
 
-        The columns are those of data files without ``op``: at least the selected columns, with encoded namespaces.
+        The columns are as in data files without ``op``: at least the selected columns, with encoded namespaces.
         Expired entries are included. Closing the iterator frees its resources.
         """
 

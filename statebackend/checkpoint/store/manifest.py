@@ -312,7 +312,7 @@ class Manifest(CheckedRecord):
 
     @classmethod
     def of_entry(cls, members: JsonObject, incarnation: str, load: ManifestParts | None) -> Manifest:
-        """Read the manifest from the members of a commit; ``load`` reads the parts that are in files of their own.
+        """Read the manifest from the members of a commit; ``load`` reads the parts that are in separate files.
 
         Without it, snapshots of which something is there are left out.
         """

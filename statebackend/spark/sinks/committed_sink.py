@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class SinkContext:
     """The context for a sink with a parameter called ``context``, to pass on to systems that can fence older writers.
 
-    A pair of ``incarnation`` and ``batch_id`` stands for the same rows for ever. A larger ``epoch`` belongs to a newer
+    A pair of ``incarnation`` and ``batch_id`` always names the same rows. A larger ``epoch`` belongs to a newer
     writer: a system that has seen it refuses smaller ones.
 
     >>> SinkContext(3, 1, "0" * 32, True).is_replay

@@ -94,7 +94,7 @@ class DeltaSink(CommittedSink):
                 )
             table = self._opened()
             if table.version() == 0:
-                # Also if it was there: whoever made it may have been killed before it was durable.
+                # Also if it existed: its maker may have been killed before it was durable.
                 self._sync(0)
             self._check_columns(table, schema)
             parts = table.metadata().partition_columns
@@ -118,7 +118,7 @@ class DeltaSink(CommittedSink):
             table = self._opened()
             if self._is_there(table, delivery):
                 return {"numFiles": 0, "numBytes": 0, "how": "there"}
-            self._check_columns(table, delivery.schema)  # somebody may have changed them since the start
+            self._check_columns(table, delivery.schema)  # they may have changed since the start
             properties = lake.CommitProperties(
                 custom_metadata={
                     _WROTE: f"{_which(incarnation, batch_id)}/{delivery.output}",
@@ -149,7 +149,8 @@ class DeltaSink(CommittedSink):
             foreign: list[int] = []
             for commit, (batch, _), is_undone in _newest_first(table):
                 if commit.get(_TOOK_BACK) == wanted:
-                    # What is older of it is gone; whoever took it back may have been killed before that was durable.
+                    # Older entries of it are gone; the process that undid it may have been killed before that was
+                    # durable.
                     self._sync(commit["version"])
                     break
                 if batch == wanted:
@@ -190,7 +191,7 @@ class DeltaSink(CommittedSink):
             )
 
     def _is_there(self, table: Any, delivery: Delivery) -> bool:
-        """Return True if the table has the output of a batch, durably: whoever wrote it may have been killed before."""
+        """Return True if the table has the output of a batch, durably: its writer may have been killed before."""
         batch_id, incarnation = delivery.context.batch_id, delivery.context.incarnation
         if not _has(table, _application(delivery.output, incarnation), batch_id):
             return False
@@ -252,7 +253,7 @@ class DeltaSink(CommittedSink):
         except StateBackendError:
             raise
         except Exception as error:  # noqa: BLE001 - deltalake raises some errors as Exception itself
-            # An error of no class of its own may quote rows; where there are rows, it goes no further.
+            # An error without its own class may quote rows; where there are rows, it goes no further.
             is_named = isinstance(error, (lake.exceptions.DeltaError, OSError))
             is_shown = not has_rows or (is_named and type(error) is not lake.exceptions.DeltaError)
             more = (
@@ -296,7 +297,7 @@ def _has(table: Any, application: str, batch_id: int) -> bool:
 
 
 def _newest_first(table: Any) -> Iterator[tuple[dict[str, Any], tuple[str, str], bool]]:
-    """Each commit with the batch and the output that it wrote, if any, and if the batch was taken back since."""
+    """Each commit with the batch and the output that it wrote, if any, and if the batch was undone since."""
     taken_back: set[str] = set()
     for commit in table.history():
         if _TOOK_BACK in commit:

@@ -37,12 +37,12 @@ from statebackend.runtime.output import columns_in, folder_of, names_partitions,
 from statebackend.spark.sinks.committed_sink import CommittedSink, Delivery, check_partition_by, other_types
 
 FOLDER = "_spark_metadata"
-#: Says that the log is one of this library. Spark's readers pass over names that are no numbers.
+#: Says that the log is one of this library. Spark's readers pass over names that are not numbers.
 _MARK = "statebackend"
 _VERSION = "v1"
 _INTERVAL = 10
 _COMPACT = ".compact"
-#: What Spark notes of files of a local file system; nobody reads it.
+#: Spark's notes on files of a local file system, which are never read.
 _BLOCK_SIZE = 33_554_432
 
 
@@ -95,7 +95,7 @@ class SinkLog:
             try:
                 self._create(_entry(number), _content(lines))
             except FileExistsError:
-                continue  # somebody else's, which may be of this batch
+                continue  # another writer's, which may be of this batch
             if _is_compact(number):
                 self._drop_before(number - _INTERVAL)
             return True
@@ -222,8 +222,8 @@ def parquet(
 
     Pass it as ``sink=``. On the file system of the checkpoint, the file gets a second name; else it is copied, which in
     one bucket the service does. It appears whole and durable, once for each batch, over kills and replays, so that
-    Spark, pandas and whatever else lists the folder read whole batches, and a second query can stream from it. A batch
-    without rows has no file. The name holds the batch, the output and the incarnation of the store.
+    Spark, pandas and other programs that list the folder read whole batches, and a second query can stream from it. A
+    batch without rows makes no file. The name holds the batch, the output and the incarnation of the store.
 
     A batch has several files on executors, one of each host, and with ``partition_by``, one of each value of these
     columns, in folders ``column=value``, cut before the batch is committed. Then a log in the form of Spark's own file
@@ -298,7 +298,7 @@ class ParquetSink(CommittedSink):
                 with self._place.open_input(name) as source:
                     there = columns_in(pq.read_schema(source))
             except (FileNotFoundError, pa.ArrowInvalid):
-                continue  # somebody has removed or changed it
+                continue  # it was removed or changed
             differing = other_types(unseen, there, self._place.address(name))
             if differing:
                 raise UsageError(
@@ -367,7 +367,7 @@ class ParquetSink(CommittedSink):
         log.begin(LoggedFile(name, self._place.size(name) or 0) for name in self._published())
 
     def _published(self, folder: str = "") -> Iterator[str]:
-        """All files that readers may take for rows, those of partitions, too."""
+        """All files that readers may take for rows, also in partitions."""
         for base in self._place.names(folder):
             name = f"{folder}/{base}" if folder else base
             if base.endswith(".parquet"):

@@ -192,7 +192,7 @@ cdef class Database:
         self.close_now()
 
     cdef void close_now(self) noexcept:
-        """What `close` does when nobody is inside; without the process that opened the database, nothing."""
+        """What `close` does without a thread inside; without the process that opened the database, nothing."""
         cdef rocksdb_t *db = self.db
         cdef Family *family = self.families
         cdef int i

@@ -6,7 +6,7 @@ a last argument `char **error`: `check` makes exceptions of them.
 
 Who owns what, as the C API has it:
 
-    options          copied by whoever takes them: may go at once. What is set into them with a destructor (filter
+    options          copied by whoever takes them: may go at once. Objects set into them with a destructor (filter
                      factories, merge operators, filter policies) belongs to them from then on, and lives for as long
                      as a database needs it
     cache, manager   counted by RocksDB: our handle may go before the databases

@@ -1,6 +1,6 @@
-"""Files of rows, made next to the database and taken in whole: for many rows that nobody has read or written yet.
+"""Files of rows, made next to the database and taken in whole: for many rows that were not read or written yet.
 
-What is put goes through a memtable, a file of the first level, and the compactions below. Rows that are in order can
+Put rows go through a memtable, a file of the first level, and the compactions below. Rows that are in order can
 are in a file of the last level from the beginning, if no others of these keys are there.
 """
 

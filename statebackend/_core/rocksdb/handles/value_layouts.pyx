@@ -130,9 +130,9 @@ def seen_values(const uint8_t[::1] found not None, const int64_t[::1] offsets no
     """Return what reads of many values, or map entries, see at a time; a `lifetime` of 0 is none.
 
     That is: which are values that may be seen and are not None; which are dead; which have not expired, and get another
-    timestamp if reads renew; and the values as offsets and bytes, with `width` zeros in place of what is not seen.
+    timestamp if reads renew; and the values as offsets and bytes, with `width` zeros in place of hidden values.
 
-    What has expired is dead. In event time, only if it has expired by the time `dead_at` too.
+    Expired values are dead. In event time, only if it has expired by the time `dead_at` too.
 
     >>> found, offsets, data = np.array([1, 0], np.uint8), np.array([0, 2, 2]), np.array([0, 7], np.uint8)
     >>> seen_values(found, offsets, data, 0, 0, False, True, 1)[0].tolist()

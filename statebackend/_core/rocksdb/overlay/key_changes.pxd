@@ -1,6 +1,6 @@
 """Keys, and the change of each; see `key_changes.pyx`.
 
-    entries   key (place in `keys`), hash, what has become of it       in the order in which they came
+    entries   key (place in `keys`), hash, its change,       in the order in which they came
     slots     the number of an entry + 1, or 0                         found by hash, probed one after the other
     keys      the bytes of all of them
 """

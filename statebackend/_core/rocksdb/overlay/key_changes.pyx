@@ -152,7 +152,7 @@ cdef class KeyChanges:
         return None if became == NOT_NOTED else int(became)
 
     def became_of(self, const int64_t[::1] offsets not None, const uint8_t[::1] keys not None):
-        """The changes of many keys; `NOT_NOTED` of those of which nothing is noted."""
+        """The changes of many keys; `NOT_NOTED` for keys without a note."""
         cdef Py_ssize_t i, n = check_rows(offsets, keys, "keys")
         cdef const char *start = start_of(keys)
         cdef uint32_t *slot

@@ -85,8 +85,8 @@ cdef void find_nodes(Layer layer, const int64_t *offsets, const char *keys, Py_s
 cdef class KeyedStore:
     """Reads and writes of a database, at the current key and elsewhere; `refuse` raises where there is no key.
 
-    Writes have no log: the database does not survive its process. Single ones stay in the overlay, also without a mark,
-    until there are so many that they go into the database together, in order.
+    Writes are not logged: the database does not survive its process. Single ones stay in the overlay, also without a
+    mark, until there are so many that they go into the database together, in order.
     """
 
     def __cinit__(self):
@@ -375,7 +375,8 @@ cdef class KeyedStore:
     cdef int change_rows(self, Table table, Write what, const int64_t[::1] offsets, const uint8_t[::1] keys,
                          const int64_t[::1] value_offsets, const uint8_t[::1] values,
                          const uint8_t[::1] nulls) except -1:
-        """Write many composite keys, in the batch, and remove those of nulls; an error leaves some of them written."""
+        """Write many composite keys, in the batch, and remove the keys of nulls; an error leaves some of them
+        written."""
         cdef KeyChanges noted
         cdef Py_ssize_t i, n = check_rows(offsets, keys, "keys")
         cdef const char *start = start_of(keys)
