@@ -93,12 +93,14 @@ def _index(count: int) -> pd.RangeIndex:
 class FramesOut:
     """Takes the frames of a function, and makes Arrow of them as Spark's workers do."""
 
+    few = 2_048
+
     def __init__(self, schema: OutputSchema, timezone: str, settings: Mapping[str, str]) -> None:
         self._schema = schema
         self._timezone = timezone
         self._by_name = settings.get(BY_NAME, "true").lower() == "true"
         self._is_safe = settings.get(IS_SAFE, "false").lower() == "true"
-        self._frames: list[pd.DataFrame] = []
+        self.pending: list[pd.DataFrame] = []
         #: The number of rows that have come.
         self.count = 0
 
@@ -111,12 +113,17 @@ class FramesOut:
                     "specified return type is StructType."
                 )
             if len(frame):
-                self._frames.append(frame)
+                self.pending.append(frame)
                 self.count += len(frame)
+
+    def settled(self) -> Iterator[pa.RecordBatch]:
+        """The same as `taken`, to be called when `few` frames are pending."""
+        return self.taken()
 
     def taken(self) -> Iterator[pa.RecordBatch]:
         """The rows that have come, which are then gone."""
-        frames, self._frames, self.count = self._frames, [], 0
+        frames, self.count = self.pending.copy(), 0
+        self.pending.clear()
         alike: list[pd.DataFrame] = []
         for frame in frames:
             if alike and not frame.columns.equals(alike[0].columns):

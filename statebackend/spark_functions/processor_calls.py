@@ -26,7 +26,7 @@ from statebackend.spark_functions.batch_clock import (
     without_late,
 )
 from statebackend.spark_functions.processor_handle import DOMAINS, ProcessorHandle, Step
-from statebackend.spark_functions.spark_rows import PART, KeyRows, RowsOut, rows_by_key
+from statebackend.spark_functions.spark_rows import KeyRows, RowsOut, rows_by_key
 from statebackend.spark_functions.state_variables import shown
 
 TIME_MODES = ("None", *DOMAINS)
@@ -137,13 +137,13 @@ class ProcessorFunction(WholeKeysFunction):
         if not batch.num_rows:
             return
         out = self._out()
-        take, taken, set_key = out.take, out.taken, ctx.keyed_backend.set_current_key
+        take, pending, few, set_key = out.take, out.pending, out.few, ctx.keyed_backend.set_current_key
         for stored, key, rows in self._groups(batch):
             set_key(stored)
             take(handle_rows(key, rows, values))
-            if out.count >= PART:
-                yield from taken()
-        yield from taken()
+            if len(pending) >= few:
+                yield from out.settled()
+        yield from out.taken()
 
     def _take_initial(self, processor: Any, ctx: FunctionContext, values: TimerValues) -> None:
         """Give the initial state to the processor, of the keys that belong to this instance."""
@@ -186,8 +186,8 @@ class ProcessorFunction(WholeKeysFunction):
                 )
             )
             handle.counts["numExpiredTimers"] += 1
-            if out.count >= PART:
-                yield from out.taken()
+            if len(out.pending) >= out.few:
+                yield from out.settled()
         handle.step = Step.TIMER_PROCESSED
         ctx.keyed_backend.clear_current_key()
         processor.close()

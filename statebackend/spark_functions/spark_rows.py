@@ -7,7 +7,7 @@ with a descriptor for each column, which is faster to read.
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import chain, islice
 from operator import attrgetter
@@ -200,44 +200,81 @@ def _ends(keys: Sequence[pa.Array], nulls_apart: bool) -> NDArray[np.int64]:
 
 
 class RowsOut:
-    """Takes the rows of a function, and makes Arrow of them as Spark's workers do: by name, missing ones null."""
+    """Takes the rows of a function, and makes Arrow of them as Spark's workers do: by name, missing ones null.
+
+    Rows soon become columns of values, so that Python's garbage collector finds few objects.
+    """
+
+    #: `settled` is to be called when so many rows are pending.
+    few = 512
 
     def __init__(self, schema: OutputSchema) -> None:
         self._schema = schema.arrow
         self._is_flat = not any(map(pa.types.is_nested, self._schema.types))
-        self._rows: list[Any] = []
+        #: The names and the columns of the rows that are no longer pending.
+        self._fields: list[str] = []
+        self._columns: list[list[Any]] = []
+        self.pending: list[Any] = []
         #: Takes the rows of a call; a generator runs to its end here.
-        self.take = self._rows.extend
+        self.take = self.pending.extend
 
-    @property
-    def count(self) -> int:
-        """The number of rows that have come."""
-        return len(self._rows)
+    def settled(self) -> Iterator[pa.RecordBatch]:
+        """Put pending rows into columns, which are given when they are long."""
+        yield from self._settled()
+        if self._columns and len(self._columns[0]) >= PART:
+            yield from self._held()
 
     def taken(self) -> Iterator[pa.RecordBatch]:
-        """The rows that have come, which are then gone."""
-        if self._rows:
-            yield self._batch(self._rows)
-            self._rows.clear()
+        """All rows that have come, which are then gone."""
+        yield from self._settled()
+        yield from self._held()
 
-    def _batch(self, rows: list[Any]) -> pa.RecordBatch:
-        try:
-            fields = _shared_fields(rows) if self._is_flat else None
-            if fields is None:
-                dicts = [row.asDict(True) for row in rows]
-                return pa.RecordBatch.from_pylist(dicts, schema=self._schema)
-            columns = dict(zip(fields, zip(*rows, strict=True), strict=True))
-            return pa.RecordBatch.from_arrays(
-                [
-                    pa.array(columns[field.name], field.type)
-                    if field.name in columns
-                    else pa.nulls(len(rows), field.type)
-                    for field in self._schema
-                ],
+    def _settled(self) -> Iterator[pa.RecordBatch]:
+        rows = self.pending
+        fields = _shared_fields(rows) if self._is_flat else None
+        if fields is None:
+            if rows:
+                yield from self._held()
+                yield self._of_dicts(rows)
+        else:
+            if self._fields != fields:
+                yield from self._held()
+                self._fields, self._columns = fields, [[] for _ in fields]
+            for column, values in zip(self._columns, zip(*rows, strict=True), strict=True):
+                column.extend(values)
+        rows.clear()
+
+    def _held(self) -> Iterator[pa.RecordBatch]:
+        columns = dict(zip(self._fields, self._columns, strict=True))
+        self._fields, self._columns = [], []
+        if columns:
+            count = len(next(iter(columns.values())))
+            yield pa.RecordBatch.from_arrays(
+                [self._array(field, columns.get(field.name), count) for field in self._schema],
                 schema=self._schema,
             )
+
+    def _of_dicts(self, rows: list[Any]) -> pa.RecordBatch:
+        dicts = [row.asDict(True) for row in rows]
+        return pa.RecordBatch.from_arrays(
+            [self._array(field, [row.get(field.name) for row in dicts], len(rows)) for field in self._schema],
+            schema=self._schema,
+        )
+
+    @staticmethod
+    def _array(field: pa.Field, values: list[Any] | None, count: int) -> pa.Array:
+        if values is None:
+            return pa.nulls(count, field.type)
+        try:
+            return pa.array(values, field.type)
         except (pa.ArrowException, OverflowError) as error:
-            raise _misfit(error, self._schema, rows) from error
+            made = SerializationTypeError if isinstance(error, pa.ArrowTypeError) else SerializationError
+            raise made(
+                "a value of the output does not fit its column",
+                code="SERIALIZATION.OUTPUT",
+                detail=f"output column {field.name!r} of type {field.type}",
+                hint="give values of the type that output_schema has",
+            ) from error
 
 
 def _shared_fields(rows: Sequence[Any]) -> list[str] | None:
@@ -253,20 +290,3 @@ def _shared_fields(rows: Sequence[Any]) -> list[str] | None:
     except AttributeError:
         return None
     return fields
-
-
-def _misfit(error: Exception, schema: pa.Schema, rows: Sequence[Any]) -> SerializationError:
-    """The error that names the column which takes no such values."""
-    made = SerializationTypeError if isinstance(error, pa.ArrowTypeError) else SerializationError
-    dicts: Iterable[Mapping[str, Any]] = [row.asDict(True) for row in rows]
-    for field in schema:
-        try:
-            pa.array([row.get(field.name) for row in dicts], field.type)
-        except (pa.ArrowException, OverflowError):
-            return made(
-                "a value of the output does not fit its column",
-                code="SERIALIZATION.OUTPUT",
-                detail=f"output column {field.name!r} of type {field.type}",
-                hint="give values of the type that output_schema has",
-            )
-    return made("the rows of the output do not fit the schema", code="SERIALIZATION.OUTPUT")
