@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from statebackend.errors import UsageError
 from statebackend.spark_functions.pandas_frames import BY_NAME, IS_SAFE, FramesOut
 from statebackend.spark_functions.processor_calls import ALL
-from statebackend.spark_functions.spark_rows import grouped
+from statebackend.spark_functions.spark_rows import grouped, in_zone
 
 ZONE = "spark.sql.session.timeZone"
 _MOST = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -37,12 +37,13 @@ def frame_of(batch: pa.RecordBatch, settings: Mapping[str, str]) -> pd.DataFrame
             "functions for applyInPandasWithState need PySpark 4.3 or newer", code="USAGE.NOT_AVAILABLE"
         ) from error
 
+    zone = settings.get(ZONE, "UTC")
     columns = [
         ArrowArrayToPandasConversion.convert(
-            column,
+            column.cast(in_zone(column.type, zone)),
             field.dataType,
             ser_name=field.name,
-            timezone=settings.get(ZONE, "UTC"),
+            timezone=zone,
             struct_in_pandas="dict",
             ndarray_as_list=False,
             prefer_int_ext_dtype=_has_int_dtypes(settings),
@@ -50,7 +51,7 @@ def frame_of(batch: pa.RecordBatch, settings: Mapping[str, str]) -> pd.DataFrame
         )
         for column, field in zip(batch.columns, from_arrow_schema(batch.schema), strict=True)
     ]
-    return pd.concat(columns, axis=1)
+    return pd.concat(columns, axis=1, keys=batch.schema.names)
 
 
 def _has_int_dtypes(settings: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from processor_pairs import Query
+from processor_pairs import Query, table
 from pyspark.cloudpickle import register_pickle_by_value
 
 import statebackend as sb
@@ -39,9 +39,33 @@ def stored(n=None, x=None, s=None, t=None, d=None, r=None):
     return (n, x, s, t, d, r)
 
 
+def cases_of(timeout):
+    """The functions that run with a timeout."""
+    return {**CASES["NoTimeout"], **CASES[timeout]}
+
+
+def rows_of(names, rng, batch):
+    """Some rows for each function or processor of these names."""
+    rows = [
+        {
+            "k": f"{name}:{key}",
+            "g": rng.choice([None, 1, 2]),
+            "n": rng.randrange(1, 9),
+            "x": rng.choice([None, 0.5, -1.0]),
+            "s": rng.choice(["a", "é", None]),
+            "at": 100 + 8 * batch + rng.randrange(-12, 12),
+        }
+        for name in names
+        for key in range(3)
+        for _ in range(rng.randrange(4))
+    ]
+    rng.shuffle(rows)
+    return table(rows)
+
+
 def several(timeout):
     """All functions that run with a timeout, as one."""
-    cases = {**CASES["NoTimeout"], **CASES[timeout]}
+    cases = cases_of(timeout)
 
     def function(key, frames, state):
         return cases[key[0].split(":")[0]](key, frames, state)
@@ -118,7 +142,13 @@ def one_frame_is_read(key, frames, state):
 
 @case()
 def all_types(key, frames, state):
-    yield out(key, state.exists, state.getOption, str(state), [type(each).__name__ for each in state.getOption or ()])
+    yield out(
+        key,
+        state.exists,
+        state.getOption,
+        str(state),
+        [type(each).__name__ for each in state.getOption or ()],
+    )
     when = datetime.datetime(2024, 3, 31, 1, 30, 0, 123456)
     from decimal import Decimal
 
