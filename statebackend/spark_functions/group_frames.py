@@ -177,9 +177,10 @@ class GroupFramesOut(FramesOut):
 
     def taken(self) -> Iterator[pa.RecordBatch]:
         alike: dict[Any, list[pd.DataFrame]] = {}
-        for frame in self._frames:
+        for frame in self.pending:
             alike.setdefault(_layout(frame), []).append(frame)
-        self._frames, self.count = [], 0
+        self.count = 0
+        self.pending.clear()
         for (_, types), frames in alike.items():
             joined = _joined(frames, by_blocks=bool(types))
             for name in self._schema.arrow.names if self._by_name else ():
