@@ -21,6 +21,7 @@ from statebackend.spark.own_functions import (
     transform_with_state,
     transform_with_state_in_pandas,
 )
+from statebackend.spark.registration import register
 from statebackend.spark.sinks.committed_sink import SinkContext
 from statebackend.spark.stateful import stateful
 
@@ -37,6 +38,7 @@ __all__ = [
     "opentelemetry",
     "progress_bar",
     "prometheus",
+    "register",
     "sinks",
     "stateful",
     "to_output",
