@@ -44,7 +44,7 @@ class Column(NamedTuple):
 
 
 def value_column(column: Any, declared: Type, nullable: bool = True) -> Column:
-    """The stored form of a column of values. O(n). Errors are those of `check_values`, naming the position."""
+    """The stored form of a column of values. O(n). Errors are as in `check_values`, naming the position."""
     columnar = as_columnar(column, "values")
     if len(columnar):
         if declared.layout.family == "nested":

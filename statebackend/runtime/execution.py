@@ -291,7 +291,7 @@ class LocalExecution(Execution):
         for name, count in rows.items():
             if count and name not in self._delivered:
                 raise UsageError(
-                    "the function gave rows, but the job has none for them",
+                    "the function emitted rows to an output without a sink",
                     code="USAGE.NO_SINK",
                     detail=f"batch {batch_id}, {count} rows, output {name!r}",
                     hint="pass sink=, with one for each output, or emit no rows",

@@ -34,7 +34,7 @@ class StateView:
     """The keyed state of a running query after the committed batch ``batch_id``. Made by `view` of a query.
 
     Any thread may read it while later batches run; reads of one view take turns. It keeps only the entries that are
-    written or removed after it was made. Close it, best by a ``with`` block; the end of the query closes it, too.
+    written or removed after it was made. Close it, best by a ``with`` block; the end of the query closes it too.
     """
 
     def __init__(self, keyed: Any, checkpoint: Checkpoint) -> None:

@@ -43,7 +43,7 @@ def gap(batch_id: int, last: int | None, uri: str, first_batch: int | None = Non
 
     ``first_batch`` is the batch that an empty store is to begin with, unless that is the first of the stream.
     """
-    anew = f"sb.tools.reset(store, first_batch={batch_id}) goes on without the old state"
+    without_state = f"sb.tools.reset(store, first_batch={batch_id}) goes on without the old state"
     if last is None:
         wanted = f"the job is to begin with batch {first_batch}" if first_batch else "no state found"
         return BatchGapError(
@@ -52,7 +52,7 @@ def gap(batch_id: int, last: int | None, uri: str, first_batch: int | None = Non
             detail=uri,
             hint="state was removed, or its path changed: give the right state=; or begin the query again with a new "
             f"checkpointLocation; or begin a new store with the state of all rows before batch {batch_id}: "
-            f"start=sb.spark.StartFrom(source, first_batch={batch_id}); {anew}",
+            f"start=sb.spark.StartFrom(source, first_batch={batch_id}); {without_state}",
         )
     if batch_id > last:
         return BatchGapError(
@@ -60,14 +60,14 @@ def gap(batch_id: int, last: int | None, uri: str, first_batch: int | None = Non
             code="BATCH_GAP.STATE_BEHIND",
             detail=uri,
             hint="state was restored from an older copy: restore the stream's checkpointLocation of the same "
-            f"moment; {anew}",
+            f"moment; {without_state}",
         )
     return BatchGapError(
         f"the stream is behind state: batch {batch_id} is to come, and batch {last} is committed",
         code="BATCH_GAP.STREAM_BEHIND",
         detail=uri,
         hint="the stream's checkpointLocation was restored from an older copy, or removed: restore the state of the "
-        f"same moment, or sb.tools.rewind to batch {batch_id - 1} if it is retained; {anew}",
+        f"same moment, or sb.tools.rewind to batch {batch_id - 1} if it is retained; {without_state}",
     )
 
 

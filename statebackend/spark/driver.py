@@ -362,7 +362,7 @@ class StatefulBatches:
     def check(self, frame: DataFrame) -> None:
         """Raise if a query over this frame, streaming or not, could not start; nothing runs, and no state changes.
 
-        It looks at the columns, their types and event time, at the stored state or that of ``start=``, and in Spark
+        It looks at the columns, their types and event time, at the stored state or ``start=``'s, and in Spark
         Connect also at the pickled function. It calls the function's method `open`. O(state of one key group)
         """
         self._check_frame(frame)
@@ -407,7 +407,7 @@ class StatefulBatches:
         """The state after the newest committed batch, for reads on any thread while the query runs. O(states)
 
         Between two batches the call returns at once. During a batch it waits for the end of it, at most ``timeout``.
-        Close the view, best by a ``with`` block; the end of the query closes it, too. A function or a sink of the query
+        Close the view, best by a ``with`` block; the end of the query closes it too. A function or a sink of the query
         cannot call it. `UsageError` (``USAGE.NO_VIEW``) if the state is not in this process.
         """
         until = time.monotonic() + milliseconds("timeout", timeout, least=0) / 1000

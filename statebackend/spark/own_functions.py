@@ -49,7 +49,7 @@ def transform_with_state(
 
     ``key`` names the grouping columns, ``output_schema`` is Spark's ``outputStructType``. ``time_mode``,
     ``output_mode`` and ``initial_state`` are Spark's; the rows of the initial state come to the driver in this call.
-    With ``time_mode="EventTime"``, the watermark is that of ``withWatermark``; a frame without one needs
+    With ``time_mode="EventTime"``, the watermark is ``withWatermark``'s; a frame without one needs
     ``event_time``. The other options are as for `stateful`.
 
     >>> from pyspark.sql import Row
@@ -174,7 +174,7 @@ def apply_in_pandas_with_state(
 
     ``func(key, frames, state)`` gets Spark's ``GroupState``. ``key`` names the grouping columns; ``output_schema``,
     ``state_schema``, ``output_mode`` and ``timeout_conf`` are Spark's ``outputStructType``, ``stateStructType``,
-    ``outputMode`` and ``timeoutConf``. With ``EventTimeTimeout``, the watermark is that of ``withWatermark``; a frame
+    ``outputMode`` and ``timeoutConf``. With ``EventTimeTimeout``, the watermark is ``withWatermark``'s; a frame
     without one needs ``event_time``. The other options are as for `stateful`.
 
     >>> def count(key, frames, state):

@@ -242,7 +242,7 @@ class AggregateFunction(Subscriptable, ABC, Generic[IN, ACC, OUT]):
 
     @abstractmethod
     def merge(self, a: ACC, b: ACC) -> ACC:
-        """The accumulator of the values of both, those of ``a`` first; merging namespaces uses it."""
+        """The accumulator of the values of both, ``a``'s first; merging namespaces uses it."""
 
 
 class NamedAggregate(AggregateFunction):

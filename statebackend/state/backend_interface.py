@@ -295,7 +295,7 @@ class KeyedStateBackend(StateGetters, ABC):
 
     @abstractmethod
     def merge_namespaces(self, descriptor: StateDescriptor, target: Any, sources: Iterable[Any]) -> None:
-        """Merge the current key's state in the source namespaces into that of ``target``, in order.
+        """Merge the current key's state in the source namespaces into ``target``'s, in order.
 
         For list, reducing and aggregating states; others raise `UsageError`. It leaves the sources empty and skips
         absent ones. Atomic.

@@ -45,7 +45,7 @@ def changes(
     The columns are ``batch_id``; ``from_batch_id``, the retained checkpoint before; ``change_type`` (insert, update or
     delete); the key or its fields; ``namespace``, if there are others than `VOID`; ``map_key`` for map states;
     ``value``; and ``old_value``. If the checkpoints between two retained ones are gone, a row has the joint effect of
-    their batches. Writing an equal value, or only a later timestamp, is no change.
+    their batches. Writing an equal value, or only a later timestamp, is not a change.
 
     ``since`` is the checkpoint before the first changes, by default the oldest, and ``until`` the last one. With
     ``expired``, entries that have expired give a row ``expire``, by the times of the checkpoints; this scans the whole

@@ -417,7 +417,7 @@ def sql(store: Stored, query: str, *, id: int | None = None, expired: bool = Fal
         raise usage.package("SQL over state needs DuckDB", hint="pip install 'statebackend[sql]'") from error
     source = source_of(store, id)
     keyed, operators = source.states(), source.operator_states()
-    # Variables of the caller are no tables.
+    # Variables of the caller are not tables.
     with duckdb.connect(config={"python_enable_replacements": False}) as connection:
         for name in {**keyed, **operators, "timers": None}:
             if name.lower() not in query.lower():

@@ -353,7 +353,7 @@ def test_contexts(operator: sb.OperatorStateBackend) -> None:
     ctx = FunctionInitializationContext(operator)
     assert ctx.operator_state_store is operator
     assert (ctx.is_restored, ctx.restored_checkpoint_id) == (False, None)
-    with pytest.raises(sb.UsageError, match="no keys"):
+    with pytest.raises(sb.UsageError, match="lacks keys"):
         _ = ctx.keyed_state_store
     assert FunctionInitializationContext(operator, restored_checkpoint_id=3).is_restored
 

@@ -348,7 +348,7 @@ def test_rows_of_an_output_without_a_sink_fail_before_the_commit(job: Job0) -> N
     runner = job.open(Sorted(), schema=OUTPUTS, delivered={"totals": ()})
     assert by_output(run(runner, 0, ("a", 1))) == {"totals": [("a", 1)]}
     files = job.files()
-    with pytest.raises(sb.UsageError, match="no sink") as caught:
+    with pytest.raises(sb.UsageError, match="without a sink") as caught:
         run(runner, 1, ("a", 100))
     assert caught.value.code == "USAGE.NO_SINK"
     assert "output 'large'" in str(caught.value.detail)

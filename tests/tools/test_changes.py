@@ -150,7 +150,7 @@ def test_gaps_name_the_checkpoint_before(tmp_path: Path) -> None:
         for options, code in (({"since": 3}, "NO_CHECKPOINT"), ({"since": 11, "until": 8}, "CHECKPOINT_ID")):
             with pytest.raises(sb.UsageError, match=code):
                 sb.tools.changes(store, "count", **options)
-        with pytest.raises(sb.UsageError, match="there is no state 'other'"):
+        with pytest.raises(sb.UsageError, match="state 'other' not found"):
             sb.tools.changes(store, "other")
         with pytest.raises(sb.UsageError, match="NOT_A_STORE"):
             sb.tools.changes(keyed.savepoint(tmp_path / "savepoint"), "count")
@@ -214,7 +214,7 @@ def test_a_difference_compares_stores_savepoints_and_key_groups(tmp_path: Path, 
             found = sb.tools.diff(savepoint, other, name=name)
             rows = found[name].to_table().to_pylist() if found else []
             assert by_entry(rows) == changed(before[name], entries(other, name))
-    with pytest.raises(sb.UsageError, match="there is no state 'nobody'"):
+    with pytest.raises(sb.UsageError, match="state 'nobody' not found"):
         sb.tools.diff(savepoint, store, name="nobody")
 
 

@@ -243,7 +243,7 @@ class DataWriter:
     ) -> DataFile:
         """Create a data file under a name that no other file has ever had.
 
-        ``kind``, ``key_groups`` and ``label`` are those of `StoredFile`; the rest only goes into the name.
+        ``kind``, ``key_groups`` and ``label`` are as in `StoredFile`; the rest only goes into the name.
         """
         if kind not in FILE_KINDS:
             raise usage.snapshot(f"a data file is one of {', '.join(FILE_KINDS)}")
