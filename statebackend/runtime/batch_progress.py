@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import operator
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
+
+_log = logging.getLogger(__name__)
 
 #: Values of JSON.
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
@@ -41,6 +44,35 @@ class Stopwatch:
 
     def total(self) -> float:
         return time.perf_counter() - self._began
+
+
+#: After so many batches in which a state without TTL has grown, the log says so.
+GROWING_BATCHES = 100
+
+
+class GrowthWatch:
+    """Warns of states without TTL that have grown in each of the last 100 batches. O(states) for each batch."""
+
+    def __init__(self) -> None:
+        #: By state, its entries after the newest batch, and the batches in a row in which it has grown.
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def committed(self, entries: Mapping[str, int], has_ttl: Callable[[str], bool]) -> None:
+        """Note the entries of all states after a batch."""
+        seen = {}
+        for name, count in entries.items():
+            before, grown = self._seen.get(name, (count, 0))
+            grown = grown + 1 if count > before else 0
+            seen[name] = count, grown
+            if grown == GROWING_BATCHES and not has_ttl(name):
+                _log.warning(
+                    "state %r has no TTL and has grown in each of the last %d batches, to %d entries. "
+                    "sb.tools.growth(store) shows its largest keys",
+                    name,
+                    grown,
+                    count,
+                )
+        self._seen = seen
 
 
 def sizes(metrics: Figures) -> dict[str, int]:

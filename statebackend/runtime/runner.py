@@ -19,7 +19,7 @@ from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import BatchGapError, UsageError, usage
 from statebackend.keys import KeyGroupRange
 from statebackend.runtime.batch_identity import BatchRecord, BatchSource, Identity
-from statebackend.runtime.batch_progress import Stopwatch
+from statebackend.runtime.batch_progress import GrowthWatch, Stopwatch
 from statebackend.runtime.batch_rows import Batch
 from statebackend.runtime.execution import BatchResult, BatchTime, CheckpointTimes, Execution, LocalExecution
 from statebackend.runtime.job import Job
@@ -203,6 +203,7 @@ class Runner:
         self._execution: Execution | None = None
         self._time = BatchTime(job, clock, store)
         self._newest: Checkpoint | None = None
+        self._growth = GrowthWatch()
         #: The newest checkpoint's record of its batch.
         self._origin = BatchRecord()
         self._open_store(query)
@@ -372,10 +373,16 @@ class Runner:
                 progress=ran.figures,
             )
         self._origin = origin
+        self._growth.committed(ran.figures["states"], self._has_ttl)
         durations = watch.durations()
         parts = ("snapshot", "output", "state", "commit")
         took = round(sum([durations.get(part, 0.0) for part in parts]), 1)
         return CommittedBatch(self._newest, {**ran.figures, "commitTimeMs": took}, False, incarnation)
+
+    def _has_ttl(self, name: str) -> bool:
+        assert self._newest is not None
+        states = (state for snapshot in self._newest.snapshots for state in snapshot.states)
+        return any(state["name"] == name and state.get("ttl") for state in states)
 
     # --- the end ---
 

@@ -4,6 +4,7 @@ from statebackend.tools.backups import backup, restore
 from statebackend.tools.build import bootstrap
 from statebackend.tools.comparison import Difference, changes, diff
 from statebackend.tools.export import savepoint
+from statebackend.tools.growth import Growth, growth
 from statebackend.tools.history import reset, rewind, set_time
 from statebackend.tools.map_migration import split_maps
 from statebackend.tools.results import (
@@ -28,21 +29,23 @@ __all__ = [
     "Difference",
     "Dropped",
     "Emigrated",
+    "Growth",
     "Problem",
     "Repaired",
     "Report",
     "Reset",
     "Rewound",
-    "TakenBack",
     "StateRows",
+    "TakenBack",
     "Times",
     "backup",
     "bootstrap",
     "changes",
     "diff",
     "drop_state",
-    "operator_state",
     "from_spark_state",
+    "growth",
+    "operator_state",
     "repair",
     "rescale",
     "reset",

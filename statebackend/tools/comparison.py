@@ -51,7 +51,7 @@ def changes(
     ``expired``, entries that have expired give a row ``expire``, by the times of the checkpoints; this scans the whole
     state of each. Else it reads the changed keys only. Memory: the changed keys and values.
     """
-    reader = store if isinstance(store, CheckpointReader) else _reader_of(store)
+    reader = store if isinstance(store, CheckpointReader) else reader_of(store)
     ids = [each for each in reader.checkpoints() if each >= (since or 0) and (until is None or each <= until)]
     for given in (since, until):
         if given is not None and given not in ids:
@@ -62,23 +62,25 @@ def changes(
         known = itertools.chain.from_iterable(source.states() for source in sources)
         raise no_state(name, known, reader.uri)
     touched = [
-        None if expired else _touched(before, after, name) for before, after in itertools.pairwise(sources)
+        None if expired else touched_keys(before, after, name)
+        for before, after in itertools.pairwise(sources)
     ]
     bases = _Bases([each for each in touched if each is not None])
     parts = []
     for (before, after), keys in zip(itertools.pairwise(sources), touched, strict=True):
         numbers = {"batch_id": after.checkpoint.id, "from_batch_id": before.checkpoint.id}
-        pair = _Pair(before, after, name)
+        pair = Pair(before, after, name)
         if keys is not None:  # a comparison as a whole needs all rows of the bases
             sides = [CheckpointSource(each.checkpoint, bases.read) for each in (before, after)]
-            pair = _Pair(sides[0], sides[1], name)
+            pair = Pair(sides[0], sides[1], name)
         parts += [(numbers, each) for each in pair.changes(keys, expired=expired)]
     newest = next(source for source in reversed(sources) if name in source.states())
-    table = _shown(parts, _Pair(newest, newest, name), ("batch_id", "from_batch_id"))
+    table = _shown(parts, Pair(newest, newest, name), ("batch_id", "from_batch_id"))
     return StateRows.of_table(f"changes of state {name!r}, {reader.uri}", table)
 
 
-def _reader_of(store: Any) -> CheckpointReader:
+def reader_of(store: Any) -> CheckpointReader:
+    """The store at a path."""
     opened = source_of(store)
     if not isinstance(opened, CheckpointSource):
         raise usage.not_a_store(
@@ -114,8 +116,8 @@ def diff(store: Stored, other: Stored, *, name: str | None = None) -> Difference
             and isinstance(after, CheckpointSource)
             and before.checkpoint.metadata.store == after.checkpoint.metadata.store
         )
-        keys = _touched(before, after, each) if same_store else None
-        pair = _Pair(before, after, each)
+        keys = touched_keys(before, after, each) if same_store else None
+        pair = Pair(before, after, each)
         parts: list[Any] = [({}, rows) for rows in pair.changes(keys)]
         if parts:
             title = f"state {each!r}, from {before.where} to {after.where}"
@@ -123,17 +125,17 @@ def diff(store: Stored, other: Stored, *, name: str | None = None) -> Difference
     return found
 
 
-def _touched(before: StateSource, after: StateSource, name: str) -> pa.Array | None:
+def touched_keys(before: StateSource, after: StateSource, name: str) -> pa.Array | None:
     """Keys outside of which a state is the same in two checkpoints of one store; None if they are unknown."""
     assert isinstance(before, CheckpointSource)
     assert isinstance(after, CheckpointSource)
     if name not in before.states() or name not in after.states():
         return None
     keys = before.changed_keys(name, after)
-    return None if keys is None else _distinct(keys, before)
+    return None if keys is None else distinct(keys, before)
 
 
-def _distinct(keys: list[pa.Array], source: StateSource) -> pa.Array:
+def distinct(keys: list[pa.Array], source: StateSource) -> pa.Array:
     """Each key once."""
     column = pa.concat_arrays(keys) if keys else pa.array([], source.key_type and source.key_type.arrow)
     if not pa.types.is_nested(column.type):
@@ -170,7 +172,7 @@ class _Bases:
                 yield GroupedBatch.of(batch.filter(pa.array(inside)), own[inside])
 
 
-class _Pair:
+class Pair:
     """A state in two sources, compared entry by entry."""
 
     def __init__(self, before: StateSource, after: StateSource, name: str) -> None:
@@ -305,9 +307,7 @@ def _taken(column: pa.ChunkedArray, at: NDArray[np.int64]) -> pa.ChunkedArray:
     return column.take(pa.array(at, mask=at < 0))
 
 
-def _shown(
-    parts: list[tuple[dict[str, int], pa.Table]], pair: _Pair, batches: Sequence[str] = ()
-) -> pa.Table:
+def _shown(parts: list[tuple[dict[str, int], pa.Table]], pair: Pair, batches: Sequence[str] = ()) -> pa.Table:
     """The changes as users see them: the numbers of the batches, readable namespaces, and the fields of keys."""
     tables = [pair.schema.empty_table()]
     for numbers, rows in parts:
