@@ -100,9 +100,14 @@ class FramesOut:
         self._timezone = timezone
         self._by_name = settings.get(BY_NAME, "true").lower() == "true"
         self._is_safe = settings.get(IS_SAFE, "false").lower() == "true"
-        self.pending: list[pd.DataFrame] = []
+        self._frames: list[pd.DataFrame] = []
         #: The number of rows that have come.
         self.count = 0
+
+    @property
+    def pending(self) -> list[pd.DataFrame]:
+        """The frames that have come."""
+        return self._frames
 
     def take(self, frames: Iterable[Any]) -> None:
         """Take the frames of a call; a generator runs to its end here."""
@@ -113,7 +118,7 @@ class FramesOut:
                     "specified return type is StructType."
                 )
             if len(frame):
-                self.pending.append(frame)
+                self._frames.append(frame)
                 self.count += len(frame)
 
     def settled(self) -> Iterator[pa.RecordBatch]:
@@ -122,8 +127,7 @@ class FramesOut:
 
     def taken(self) -> Iterator[pa.RecordBatch]:
         """The rows that have come, which are then gone."""
-        frames, self.count = self.pending.copy(), 0
-        self.pending.clear()
+        frames, self._frames, self.count = self._frames, [], 0
         alike: list[pd.DataFrame] = []
         for frame in frames:
             if alike and not frame.columns.equals(alike[0].columns):
