@@ -118,13 +118,3 @@ def test_golden_watermarks(spark: Any, tmp_path: Path) -> None:
     given = query.compare(Pair(Written({}, golden_rows, golden_timer), "EventTime", watermark="10 seconds"))
     told = [sorted(eval(row)[1] for row in rows) for rows in given.values()]
     assert told == [["0", "20"], ["10000", "4"], ["10000", "11", "13", "15"]]
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("name", CASES["None"])
-def test_each_processor_alone_gives_the_same(
-    spark: Any, tmp_path: Path, rng: random.Random, name: str
-) -> None:
-    query = Query(spark, tmp_path)
-    query.add(*[rows_of([name], rng, batch) for batch in range(3)])
-    query.compare(Pair(Written(*CASES["None"][name])))

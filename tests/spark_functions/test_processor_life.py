@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from host_queries import HostQuery, LocalQuery, executors, rows_out
+from processor_pairs import table
 from processors import (
     CASES,
     TOTAL,
@@ -215,20 +216,8 @@ def test_the_backends_give_the_same(rng: random.Random, made: Any) -> None:
     """All written processors on each backend, with restarts."""
     names = sorted(CASES["None"])
     batches = [
-        pa.Table.from_pylist(
-            [
-                {"k": f"{name}:a", "n": rng.randrange(1, 7), "x": 0.5, "s": rng.choice("ab"), "at": None}
-                for name in names
-            ],
-            pa.schema(
-                {
-                    "k": pa.string(),
-                    "n": pa.int64(),
-                    "x": pa.float64(),
-                    "s": pa.string(),
-                    "at": pa.timestamp("us", "UTC"),
-                }
-            ),
+        table(
+            [{"k": f"{name}:a", "n": rng.randrange(1, 7), "x": 0.5, "s": rng.choice("ab")} for name in names]
         )
         for _ in range(3)
     ]
@@ -319,16 +308,10 @@ def test_refused_calls_have_sparks_class_and_our_code(what: str) -> None:
 def test_state_cannot_be_used_before_the_first_batch() -> None:
     def used(p: Any) -> None:
         gets(p, "v", "n int")
-        p.v.exists()
+        p.v.exists()  # refused when the function is opened; in a batch, there is no key
 
-    class Used(Tried):
-        def close(self) -> None:
-            raised.append(self.error)
-
-    raised: list[Any] = []
-    made = function(Used(used, None))
-    with Harness(made, key=["k"], key_type="struct<k:string>") as query, pytest.raises(sb.errors.UsageError):
-        query.process_batch([{"k": "a"}])  # in a batch, there is no current key in init
+    with harness(Tried(used, None)) as query, pytest.raises(sb.errors.UsageError, match="current key"):
+        query.process_batch([{"k": "a"}])
 
 
 OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
