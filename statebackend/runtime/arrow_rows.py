@@ -38,9 +38,9 @@ Row: TypeAlias = tuple[object, ...]
 
 #: The codecs of columns whose values are made from Arrow's buffers, when their row is.
 _CODECS = {kind.arrow: type_codec(kind) for kind in SCALARS if type_codec(kind).is_compiled}
-#: Times whose form in Python is that of their zone.
+#: Times whose form in Python is their zone's.
 _OF_A_ZONE = (TIMESTAMP.arrow,)
-#: What times are stored as, by its bytes.
+#: The stored type of times, by its bytes.
 _INTEGERS: dict[int | None, pa.DataType] = {4: pa.int32(), 8: pa.int64()}
 #: Rows are made in pieces of this many, so that a large batch is never held as Python objects.
 _PIECE = 65_536

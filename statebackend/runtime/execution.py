@@ -243,7 +243,7 @@ class LocalExecution(Execution):
         watch: Stopwatch,
         planned: PlannedTimes | None = None,
     ) -> BatchResult:
-        """The same for rows that are here. After it, `undo` may end the batch, too."""
+        """The same for rows that are here. After it, `undo` may end the batch too."""
         pending: list[Snapshot] = []
         files = OutputFiles(lambda: self._store.begin_snapshot(batch_id), self._delivered)
         try:

@@ -293,7 +293,7 @@ def test_the_rows_are_those_of_a_checkpoint(tmp_path: Path, backend: str, rng: r
                 each.name: each.type for each in expected.schema
             }
     assert sb.tools.state(tmp_path / "savepoint", "count").to_table()["namespace"].null_count > 0
-    with pytest.raises(sb.UsageError, match="there is no state 'nobody'") as caught:
+    with pytest.raises(sb.UsageError, match="state 'nobody' not found") as caught:
         sb.tools.state(tmp_path / "savepoint", "nobody").to_table()
     assert "'count'" in str(caught.value)
 

@@ -76,5 +76,5 @@ def check_same_use(existing: Metadata, wanted: Metadata, uri: str) -> None:
             raise StateMigrationError(
                 f"the store was made for another {what}",
                 detail=f"{shown(theirs) if theirs else 'none'} there, {shown(mine)} here, {uri}",
-                hint="open it with what it was made for, or use another store",
+                hint="open it as it was made, or use another store",
             )
