@@ -1,0 +1,63 @@
+"""The growth of state: of each batch, by key, and what comes of it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import statebackend as sb
+from statebackend.runtime.batch_progress import GROWING_BATCHES, GrowthWatch
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+
+def test_growth_counts_entries_by_batch_and_key(tmp_path: Path) -> None:
+    clock = sb.testing.ManualClock()
+    with (
+        sb.CheckpointStore(tmp_path).open_for_writing(key_type=str, max_parallelism=128) as store,
+        sb.create_backend("heap").create_keyed_backend(str, clock=clock) as keyed,
+    ):
+        count = keyed.get_state(sb.ValueStateDescriptor("count", int))
+        ttl = sb.StateTtlConfig(3, cleanup_in_background=False)
+        seen = keyed.get_state(sb.MapStateDescriptor("seen", str, str).enable_time_to_live(ttl))
+        count.update_many([f"old {n}" for n in range(90)], [0] * 90)
+        for batch in range(5):
+            clock.set(batch)
+            count.update_many([f"{batch}", "0"], [batch, batch])
+            if batch == 3:
+                count.clear_many(["1"])
+            seen.put_many(["ann"] * 3, [f"{batch}-{n}" for n in range(3)], ["x" * 9] * 3)
+            progress = {"states": keyed.counts()["states"], "memoryUsedBytes": 1000 + 10 * batch}
+            store.commit(batch, [keyed.snapshot(batch, store).result()], now=batch, progress=progress)
+    found = sb.tools.growth(tmp_path, max_bytes=1240, expired=True)
+    rows = [row for row in found.batches.to_table().to_pylist() if row["state"] == "count"]
+    assert [row["entries"] for row in rows] == [91, 92, 93, 93, 94]
+    assert [(row["inserted"], row["removed"]) for row in rows[1:]] == [(1, 0), (1, 0), (1, 1), (1, 0)]
+    assert all(row["bytes"] > 0 for row in rows)
+    expired = [row["expired"] for row in found.batches.to_table().to_pylist() if row["state"] == "seen"]
+    assert expired == [None, 0, 0, 3, 3]
+    assert found.largest.to_table().to_pylist()[0]["key"] == "ann"
+    assert found.longest.to_table().to_pylist() == [
+        {"state": "seen", "key": "ann", "entries": 15, "bytes": 15 * 9}
+    ]
+    assert found.untouched["count"] == pytest.approx(90 / 94)
+    assert found.untouched["seen"] == 0
+    assert found.expired_at == {"seen": 7}
+    assert found.batches_left == 20
+    assert sb.tools.growth(tmp_path).batches_left is None
+    assert "count: 91 to 94 entries in batches 0 to 4" in repr(found)
+    assert {row["expired"] for row in sb.tools.growth(tmp_path).batches.to_table().to_pylist()} == {None}
+
+
+def test_a_state_that_grows_without_ttl_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    watch = GrowthWatch()
+    with caplog.at_level(logging.WARNING):
+        for batch in range(GROWING_BATCHES):
+            watch.committed({"a": batch, "timed": batch, "even": batch // 2}, lambda name: name == "timed")
+        assert not caplog.records
+        for batch in range(GROWING_BATCHES, 3 * GROWING_BATCHES):
+            watch.committed({"a": batch, "timed": batch, "even": batch // 2}, lambda name: name == "timed")
+    (record,) = caplog.records
+    assert "state 'a' has no TTL and has grown in each of the last 100 batches" in record.getMessage()
