@@ -57,10 +57,12 @@ class GrowthWatch:
         #: By state, its entries after the newest batch, and the batches in a row in which it has grown.
         self._seen: dict[str, tuple[int, int]] = {}
 
-    def committed(self, entries: Mapping[str, int], has_ttl: Callable[[str], bool]) -> None:
-        """Note the entries of all states after a batch."""
+    def committed(self, entries: Mapping[str, int | None], has_ttl: Callable[[str], bool]) -> None:
+        """Note the entries of all states after a batch; a backend may lack the figure of a state."""
         seen = {}
         for name, count in entries.items():
+            if count is None:
+                continue
             before, grown = self._seen.get(name, (count, 0))
             grown = grown + 1 if count > before else 0
             seen[name] = count, grown

@@ -257,7 +257,7 @@ MISTAKES: dict[str, tuple[Any, ...]] = {
     "too many hosts": (a_job(run_on=Executors(200)), "Executors(200)", "pass fewer hosts"),
     "memory at its limit": (a_backend(fill, max_bytes="1m"), "state 'total'", "raise max_bytes"),
     # a start with stored state
-    "another query's state": (restart(query="invoices"), "another query", "a store of its own"),
+    "another query's state": (restart(query="invoices"), "another query", "its own store"),
     "two live queries": (two_at_once, "another", "state"),
     "another type of a state": (restart(TEXT, step=nothing), "VALUE of bigint", "VALUE(STRING)"),
     "another kind of state": (restart(LIST, step=nothing), "LIST(INT)", "another name"),
