@@ -373,7 +373,7 @@ class Runner:
                 progress=ran.figures,
             )
         self._origin = origin
-        self._growth.committed(ran.figures["states"], self._has_ttl)
+        self._growth.committed(ran.figures.get("states", {}), self._has_ttl)
         durations = watch.durations()
         parts = ("snapshot", "output", "state", "commit")
         took = round(sum([durations.get(part, 0.0) for part in parts]), 1)

@@ -55,7 +55,7 @@ def test_the_incarnation_is_new_after_a_rewind_and_not_by_opening(tmp_path: Path
 
 def test_going_back_to_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with committed(tmp_path, 5, 6) as store:
-        with pytest.raises(sb.UsageError, match="no checkpoint 4 to go back to") as caught:
+        with pytest.raises(sb.UsageError, match="checkpoint 4 to go back to does not exist") as caught:
             store.rewind(4)
         assert caught.value.code == "USAGE.NO_CHECKPOINT"
         assert "5, 6" in str(caught.value.hint)
