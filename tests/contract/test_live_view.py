@@ -88,7 +88,7 @@ def test_view_keeps_its_moment(make_keyed: MakeKeyed, key_type: str, rng: random
         with pytest.raises(sb.UsageError, match=r"one value for a key of the map state") as caught:
             view.get_many("seen", asked)
         assert caught.value.code == "USAGE.STATE_KIND"
-        with pytest.raises(sb.UsageError, match="no state 'other'"):
+        with pytest.raises(sb.UsageError, match="state 'other' not found"):
             view.get_many("other", asked)
     with pytest.raises(sb.ClosedError):
         view.get_many("count", asked)
