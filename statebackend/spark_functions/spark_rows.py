@@ -39,9 +39,9 @@ def row_class(names: tuple[str, ...]) -> type[Row]:
     >>> made, made.user, made["count"], made.asDict()
     (Row(user='ann', count=3), 'ann', 3, {'user': 'ann', 'count': 3})
     """
-    fields = vars(namedtuple("Fields", [f"f{at}" for at in range(len(names))]))
-    body: dict[str, Any] = {
-        name: fields[f"f{at}"]
+    fields = namedtuple("Fields", [f"f{at}" for at in range(len(names))])  # type: ignore[misc]
+    body: dict[str, Any] = {  # the class is kept meanwhile: a collection of garbage would empty its dict
+        name: vars(fields)[f"f{at}"]
         for at, name in enumerate(names)
         if not hasattr(Row, name) and not name.startswith("__")
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import datetime
+import gc
 import io
 import pickle
 from typing import Any
@@ -339,3 +340,15 @@ def test_timestamp_names_event_time_in_a_job_without_it(function: Any) -> None:
 def test_timestamp_is_none_for_a_null_event_time() -> None:
     with Harness(AsksForTime(), key="user", event_time="at") as harness:
         assert harness.process_batch([{"user": 1, "at": at, "n": 0} for at in (None, 5)]) == [(None,), (5,)]
+
+
+def test_class_of_rows_is_whole_after_a_collection_of_garbage() -> None:
+    from statebackend.spark_functions import spark_rows
+
+    class Collecting(str):
+        def startswith(self, *_: Any) -> bool:  # type: ignore[override]
+            gc.collect()
+            return False
+
+    row = spark_rows.row_class((Collecting("user"), Collecting("n")))
+    assert tuple.__new__(row, ("ann", 1)).n == 1
