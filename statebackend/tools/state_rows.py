@@ -33,7 +33,7 @@ _TIMER_NAMES = {"map_key": "time"}
 class StateRows:
     """Rows of state, read in batches whenever they are scanned. Making the object reads no rows.
 
-    It has the Arrow stream interface, ``__arrow_c_stream__``: DuckDB, Polars, DataFusion and pyarrow scan it. Each scan
+    It has the Arrow stream interface, ``__arrow_c_stream__``: DuckDB, Polars and pyarrow scan it. Each scan
     opens the files again and pins the checkpoint meanwhile. Any thread may scan.
     """
 
