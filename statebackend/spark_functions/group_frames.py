@@ -177,10 +177,8 @@ class GroupFramesOut(FramesOut):
 
     def taken(self) -> Iterator[pa.RecordBatch]:
         alike: dict[Any, list[pd.DataFrame]] = {}
-        for frame in self.pending:
+        for frame in self._taken():
             alike.setdefault(_layout(frame), []).append(frame)
-        self.count = 0
-        self.pending.clear()
         for (_, types), frames in alike.items():
             joined = _joined(frames, by_blocks=bool(types))
             for name in self._schema.arrow.names if self._by_name else ():

@@ -100,14 +100,10 @@ class FramesOut:
         self._timezone = timezone
         self._by_name = settings.get(BY_NAME, "true").lower() == "true"
         self._is_safe = settings.get(IS_SAFE, "false").lower() == "true"
-        self._frames: list[pd.DataFrame] = []
+        #: The frames that have come, always in this list, which callers hold.
+        self.pending: list[pd.DataFrame] = []
         #: The number of rows that have come.
         self.count = 0
-
-    @property
-    def pending(self) -> list[pd.DataFrame]:
-        """The frames that have come."""
-        return self._frames
 
     def take(self, frames: Iterable[Any]) -> None:
         """Take the frames of a call; a generator runs to its end here."""
@@ -118,7 +114,7 @@ class FramesOut:
                     "specified return type is StructType."
                 )
             if len(frame):
-                self._frames.append(frame)
+                self.pending.append(frame)
                 self.count += len(frame)
 
     def settled(self) -> Iterator[pa.RecordBatch]:
@@ -127,15 +123,20 @@ class FramesOut:
 
     def taken(self) -> Iterator[pa.RecordBatch]:
         """The rows that have come, which are then gone."""
-        frames, self._frames, self.count = self._frames, [], 0
         alike: list[pd.DataFrame] = []
-        for frame in frames:
+        for frame in self._taken():
             if alike and not frame.columns.equals(alike[0].columns):
                 yield self._batch(alike)
                 alike = []
             alike.append(frame)
         if alike:
             yield self._batch(alike)
+
+    def _taken(self) -> list[pd.DataFrame]:
+        frames = self.pending.copy()
+        self.pending.clear()
+        self.count = 0
+        return frames
 
     def _batch(self, frames: list[pd.DataFrame]) -> pa.RecordBatch:
         frame = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True, copy=False)

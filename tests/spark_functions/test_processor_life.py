@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from host_queries import HostQuery, LocalQuery, executors, rows_out
@@ -34,6 +35,7 @@ from statebackend.runtime import BatchSource, Job
 from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.runtime.batch_progress import Stopwatch
 from statebackend.spark_functions.pandas_calls import PandasProcessorFunction
+from statebackend.spark_functions.pandas_frames import FramesOut
 from statebackend.spark_functions.processor_calls import ProcessorFunction
 from statebackend.testing import Harness
 
@@ -389,3 +391,14 @@ def test_rows_out_that_do_not_fit_fail_the_batch() -> None:
         given_by([Row(a="text")], "a int")
     with pytest.raises(sb.errors.SerializationError, match="output column 'a'"):
         given_by([Row(a=2**40)], "a int")
+
+
+def test_frames_out_pend_in_one_list_that_callers_hold() -> None:
+    """A second list would make each later key a batch of Arrow."""
+    out = FramesOut(SCHEMA, "UTC", {})
+    pending = out.pending
+    for _ in range(2):
+        out.take([pd.DataFrame({"k": ["a"], "text": ["x"]})])
+        assert len(pending) == 1
+        assert [batch.num_rows for batch in out.settled()] == [1]
+        assert pending == []
