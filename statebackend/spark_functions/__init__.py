@@ -6,8 +6,9 @@ A ``StatefulProcessor`` runs as a `ProcessorFunction`. The folder has, from the 
 * `state_variables`: ``ValueState``, ``ListState`` and ``MapState`` over states of the backend;
 * `processor_handle`: the handle that ``init`` gets, with its variables and timers;
 * `batch_clock`: the times of a batch as Spark has them, the late rows, and the rounds of timers;
-* `processor_calls`: the calls of a processor in a batch.
+* `processor_calls`: the calls of a processor in a batch; `processor_errors`: Spark's errors with a code;
+* `pandas_frames`, `pandas_calls`: the same for a processor that takes and gives data frames;
+* `group_frames`, `group_states`: functions for ``applyInPandasWithState``, over `spark_rows` and `batch_clock` too.
 
-A function with a group state uses `spark_rows` and `batch_clock`, as `processor_calls` does.
 `statebackend.spark.own_functions` has the names that users call.
 """

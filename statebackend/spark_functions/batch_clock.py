@@ -72,10 +72,15 @@ def event_time_on(frame: EngineFrame, given: str | EventTime | None) -> EventTim
     return EventTime(column, watermark_delay=delay)
 
 
-def without_late(batch: pa.RecordBatch, column: str, through: int) -> pa.RecordBatch:
-    """The rows whose time is after ``through``, or null."""
-    own, is_null = time_column(batch.column(column), "the event-time column")
-    kept = np.asarray(is_null | (own > through))
+def without_late(
+    batch: pa.RecordBatch, event_time: EventTime | None, clock: BatchClock, ctx: FunctionContext
+) -> pa.RecordBatch:
+    """The rows whose time is after the watermark for late rows, or null. Counts the others."""
+    if event_time is None:
+        return batch
+    own, is_null = time_column(batch.column(event_time.column), "the event-time column")
+    kept = np.asarray(is_null | (own > clock.late))
+    ctx.metrics.counter("numRowsDroppedByWatermark").inc(int(len(kept) - kept.sum()))
     return batch if bool(kept.all()) else batch.filter(pa.array(kept))
 
 

@@ -17,15 +17,12 @@ from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from statebackend.errors import UsageError
-from statebackend.spark_functions.pandas_frames import BY_NAME, IS_SAFE, FramesOut
-from statebackend.spark_functions.processor_calls import ALL
-from statebackend.spark_functions.spark_rows import grouped, in_zone
+from statebackend.spark_functions.pandas_frames import BY_NAME, IS_SAFE, FramesOut, index_of
+from statebackend.spark_functions.spark_rows import MOST_ROWS, ZONE, grouped, in_zone, most_rows
 
-ZONE = "spark.sql.session.timeZone"
-_MOST = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _INT_DTYPE = "spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype"
 #: The settings of a session that frames depend on.
-SETTINGS = (ZONE, _MOST, BY_NAME, IS_SAFE, _INT_DTYPE)
+SETTINGS = (ZONE, MOST_ROWS, BY_NAME, IS_SAFE, _INT_DTYPE)
 
 
 def frame_of(batch: pa.RecordBatch, settings: Mapping[str, str]) -> pd.DataFrame:
@@ -89,19 +86,18 @@ class GroupFrames:
     """The rows of a batch as frames, for each key one or more, with their own index."""
 
     def __init__(self, batch: pa.RecordBatch, names: Sequence[str], settings: Mapping[str, str]) -> None:
-        self._rows, self._ends = grouped(batch, names)
+        self._grouped = grouped(batch, names)
         self._names, self._settings = list(names), settings
 
     def keys(self) -> pa.StructArray:
         """The keys."""
-        first = self._rows.take(pa.array(np.concatenate([[0], self._ends[:-1]]).astype(np.int64)))
+        first = self._grouped.first_rows()
         return pa.StructArray.from_arrays([first.column(name) for name in self._names], names=self._names)
 
     def frames(self) -> Iterator[Iterator[pd.DataFrame]]:
         """The frames of each key, made when they are asked for."""
-        rows, settings = self._rows, self._settings
-        most = int(settings.get(_MOST, "10000"))
-        most = most if most > 0 else ALL
+        rows, settings = self._grouped.batch, self._settings
+        most = most_rows(settings)
         nulls = np.zeros(rows.num_rows, np.bool_)
         columns = list(rows.columns)
         for at, column in enumerate(columns):
@@ -120,23 +116,14 @@ class GroupFrames:
             for at in range(start, end, most):
                 yield frame(at, min(at + most, end))
 
-        start = 0
-        for end in self._ends.tolist():
+        for start, end in zip(self._grouped.starts.tolist(), self._grouped.ends.tolist(), strict=True):
             yield of_key(start, end)
-            start = end
 
 
 def _cutter(frame: pd.DataFrame) -> Any:
     """What gives some rows of a frame as a frame with its own index, without a copy."""
     made: Any = getattr(pd.DataFrame, "_from_mgr", None)
     manager: Any = getattr(frame, "_mgr", None)
-    indexes: dict[int, pd.Index] = {}
-
-    def index_of(count: int) -> pd.Index:
-        found = indexes.get(count)
-        if found is None:
-            found = indexes[count] = pd.RangeIndex(count)
-        return found
 
     def cut(start: int, end: int) -> pd.DataFrame:
         part = frame.iloc[start:end]

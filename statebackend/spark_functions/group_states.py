@@ -32,13 +32,12 @@ from statebackend.spark_functions.batch_clock import (
 )
 from statebackend.spark_functions.group_frames import (
     SETTINGS,
-    ZONE,
     GroupFrames,
     GroupFramesOut,
     empty_frame,
     scalars,
 )
-from statebackend.spark_functions.spark_rows import PART
+from statebackend.spark_functions.spark_rows import PART, ZONE
 from statebackend.spark_functions.state_variables import converted, fields_shown, shown
 from statebackend.state import ValueStateDescriptor
 from statebackend.types import LONG, ROW, RowType
@@ -120,10 +119,7 @@ class GroupStateFunction(WholeKeysFunction):
     def process_batch(self, batch: pa.RecordBatch, ctx: FunctionContext) -> Iterator[pa.RecordBatch]:
         self._columns = batch.schema.names
         clock = BatchClock.of(ctx)
-        if self._event_time is not None:
-            kept = without_late(batch, self._event_time.column, clock.late)
-            ctx.metrics.counter("numRowsDroppedByWatermark").inc(batch.num_rows - kept.num_rows)
-            batch = kept
+        batch = without_late(batch, self._event_time, clock, ctx)
         if not batch.num_rows:
             return
         frames = GroupFrames(batch, self._key, self._settings)

@@ -63,8 +63,7 @@ def frames_by_key(batch: pa.RecordBatch, names: Sequence[str], timezone: str, mo
     rows = grouped(batch, names, nulls_apart=True)
     frame = frame_of(rows.batch, timezone)
     places = [batch.schema.get_field_index(name) for name in names]
-    starts = np.concatenate([[0], rows.ends[:-1]]).astype(np.int64)
-    first = rows.batch.take(pa.array(starts))
+    starts, first = rows.starts, rows.first_rows()
     stored = zip(*[python_values(first.column(at), timezone) for at in places], strict=True)
     keys = zip(*[frame.iloc[:, at].iloc[starts].tolist() for at in places], strict=True)
     for own, key, start, end in zip(stored, keys, starts.tolist(), rows.ends.tolist(), strict=True):
@@ -74,14 +73,14 @@ def frames_by_key(batch: pa.RecordBatch, names: Sequence[str], timezone: str, mo
 def _chunks(frame: pd.DataFrame, start: int, end: int, most: int) -> Iterator[pd.DataFrame]:
     for at in range(start, end, most):
         chunk = frame.iloc[at : min(at + most, end)]
-        chunk.index = _index(len(chunk))
+        chunk.index = index_of(len(chunk))
         yield chunk
 
 
 _INDEXES: dict[int, pd.RangeIndex] = {}
 
 
-def _index(count: int) -> pd.RangeIndex:
+def index_of(count: int) -> pd.RangeIndex:
     """An index of so many rows; small ones are made once, because an index cannot change."""
     if count > 64:
         return pd.RangeIndex(count)

@@ -26,14 +26,10 @@ from statebackend.spark_functions.batch_clock import (
     without_late,
 )
 from statebackend.spark_functions.processor_handle import DOMAINS, ProcessorHandle, Step
-from statebackend.spark_functions.spark_rows import KeyRows, RowsOut, rows_by_key
+from statebackend.spark_functions.spark_rows import MOST_ROWS, ZONE, KeyRows, RowsOut, most_rows, rows_by_key
 from statebackend.spark_functions.state_variables import shown
 
 TIME_MODES = ("None", *DOMAINS)
-_ZONE = "spark.sql.session.timeZone"
-_MOST = "spark.sql.execution.arrow.maxRecordsPerBatch"
-#: Rows of a frame without a limit.
-ALL = 2**31 - 1
 
 
 def time_mode_of(given: Any) -> str:
@@ -55,7 +51,7 @@ def time_mode_of(given: Any) -> str:
 class ProcessorFunction(WholeKeysFunction):
     """A function that calls a processor with rows."""
 
-    settings: tuple[str, ...] = (_ZONE, _MOST)
+    settings: tuple[str, ...] = (ZONE, MOST_ROWS)
 
     def __init__(
         self,
@@ -93,7 +89,7 @@ class ProcessorFunction(WholeKeysFunction):
 
     def on_frame(self, frame: EngineFrame) -> EventTime | None:
         self._settings = frame.settings
-        self._timezone = frame.settings.get(_ZONE, "UTC")
+        self._timezone = frame.settings.get(ZONE, "UTC")
         if self._time_mode == "EventTime":
             self._event_time = event_time_on(frame, self._given)
         return self._event_time
@@ -125,10 +121,7 @@ class ProcessorFunction(WholeKeysFunction):
 
     def process_batch(self, batch: pa.RecordBatch, ctx: FunctionContext) -> Iterator[pa.RecordBatch]:
         clock = BatchClock.of(ctx)
-        if self._event_time is not None:
-            kept = without_late(batch, self._event_time.column, clock.late)
-            ctx.metrics.counter("numRowsDroppedByWatermark").inc(batch.num_rows - kept.num_rows)
-            batch = kept
+        batch = without_late(batch, self._event_time, clock, ctx)
         processor, handle = self._begun(ctx)
         handle_rows, values = processor.handleInputRows, self._timer_values(clock)
         if self._initial is not None and ctx.batch_id == 0 and not handle.has_initial_state:
@@ -160,13 +153,8 @@ class ProcessorFunction(WholeKeysFunction):
     def _groups(self, batch: pa.RecordBatch) -> Iterator[KeyRows]:
         """Each key of a batch, as state has it and as the processor gets it, with its rows or frames."""
         # Spark calls a processor with an initial state once for each piece of a key.
-        return rows_by_key(batch, self._key, self._timezone, None if self._initial is None else self._most)
-
-    @property
-    def _most(self) -> int:
-        """The number of rows that a piece of a key has."""
-        most = int(self._settings.get(_MOST, 10_000))
-        return most if most > 0 else ALL
+        most = None if self._initial is None else most_rows(self._settings)
+        return rows_by_key(batch, self._key, self._timezone, most)
 
     def end_batch(self, ctx: FunctionContext, after: int | None) -> Iterator[pa.RecordBatch]:
         for clock in BatchClock.of(ctx).rounds(ctx, after):

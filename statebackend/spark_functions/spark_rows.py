@@ -7,7 +7,7 @@ with a descriptor for each column, which is faster to read.
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain, islice
 from operator import attrgetter
@@ -28,6 +28,17 @@ from statebackend.types import ROW, of
 
 #: Rows are made in parts of this many, and rows out go to Arrow in such parts.
 PART = 16_384
+#: Rows of a frame without a limit.
+ALL = 2**31 - 1
+#: Settings of the session: its time zone, and the most rows of a frame.
+ZONE = "spark.sql.session.timeZone"
+MOST_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+def most_rows(settings: Mapping[str, str]) -> int:
+    """The number of rows that a frame or a piece of a key has at most."""
+    most = int(settings.get(MOST_ROWS, 10_000))
+    return most if most > 0 else ALL
 
 
 @lru_cache(maxsize=256)
@@ -59,6 +70,14 @@ class Grouped(NamedTuple):
     batch: pa.RecordBatch
     ends: NDArray[np.int64]
 
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        return np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
+
+    def first_rows(self) -> pa.RecordBatch:
+        """The first row of each key."""
+        return self.batch.take(pa.array(self.starts))
+
 
 def grouped(batch: pa.RecordBatch, names: Sequence[str], *, nulls_apart: bool = False) -> Grouped:
     """Sort the rows of a batch by the columns of its key. With ``nulls_apart``, numbers that are null are not equal."""
@@ -74,15 +93,15 @@ def rows_by_key(
 
     With ``most``, a key comes once for each so many rows.
     """
-    rows, ends = grouped(batch, names)
+    found = grouped(batch, names)
     if most is not None:
-        starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-        cuts = [range(start + most, end, most) for start, end in zip(starts, ends, strict=True)]
-        ends = np.union1d(ends, np.array(list(chain.from_iterable(cuts)), np.int64))
-    first = pa.array(np.concatenate([[0], ends[:-1]]).astype(np.int64))
-    keys = [python_values(rows.column(name).take(first), timezone) for name in names]
-    each_row = chain.from_iterable(_row_makers(rows, timezone))
-    for key, count in zip(zip(*keys, strict=True), np.diff(ends, prepend=0).tolist(), strict=True):
+        cuts = [range(start + most, end, most) for start, end in zip(found.starts, found.ends, strict=True)]
+        ends = np.union1d(found.ends, np.array(list(chain.from_iterable(cuts)), np.int64))
+        found = found._replace(ends=ends)
+    first = pa.array(found.starts)
+    keys = [python_values(found.batch.column(name).take(first), timezone) for name in names]
+    each_row = chain.from_iterable(_row_makers(found.batch, timezone))
+    for key, count in zip(zip(*keys, strict=True), np.diff(found.ends, prepend=0).tolist(), strict=True):
         of_key = islice(each_row, count)
         yield key, key, of_key
         for _ in of_key:  # a function may leave rows unread
