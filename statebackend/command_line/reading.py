@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from statebackend import tools
-from statebackend.checkpoint import CheckpointReader
-from statebackend.checkpoint.store.savepoint_folder import Savepoint
+from statebackend.checkpoint import Checkpoint, CheckpointReader
 from statebackend.command_line.console import DIFFERENT, DONE, Console
 from statebackend.command_line.layout import size_text, span_text
 from statebackend.command_line.listing import reader
@@ -21,9 +20,17 @@ from statebackend.command_line.listing import reader
 _MOST_SHOWN = 50
 
 
-def _stored(options: argparse.Namespace) -> CheckpointReader | Savepoint | str:
+def _stored(options: argparse.Namespace) -> CheckpointReader | str:
     """The store or savepoint that a command reads."""
     return str(options.store) if options.cipher is None else reader(options)
+
+
+def _moment(path: str, id: int | None, cipher: Any) -> Checkpoint | CheckpointReader | str:
+    """One side of a comparison: a checkpoint of a store, or the newest; or a savepoint."""
+    if id is None and cipher is None:
+        return path
+    store = CheckpointReader(path, encryption=cipher)
+    return store if id is None else store.open(id)
 
 
 def states(options: argparse.Namespace, console: Console) -> int:
@@ -64,12 +71,8 @@ def changes(options: argparse.Namespace, console: Console) -> int:
 
 
 def diff(options: argparse.Namespace, console: Console) -> int:
-    before: Any = _stored(options) if options.id is None else reader(options).open(options.id)
-    after: Any = (
-        CheckpointReader(options.other, encryption=options.cipher) if options.cipher else options.other
-    )
-    if options.other_id is not None:
-        after = CheckpointReader(options.other, encryption=options.cipher).open(options.other_id)
+    before = _moment(options.store, options.id, options.cipher)
+    after = _moment(options.other, options.other_id, options.cipher)
     found = tools.diff(before, after, name=options.state)
     if console.is_json:
         console.show({name: rows.to_table().to_pylist() for name, rows in found.items()})

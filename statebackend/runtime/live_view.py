@@ -20,7 +20,6 @@ from statebackend.checkpoint.keyed.state_source import Selection, StateSource, s
 from statebackend.errors import ClosedError, UsageError, usage
 from statebackend.keys import VOID, encode_namespace
 from statebackend.runtime.start_checks import no_state
-from statebackend.state import newest_expired
 from statebackend.types import from_config
 
 
@@ -99,8 +98,10 @@ class StateView:
             if schema is None:
                 return pa.nulls(len(selection.keys), _value_type(state))
             rows, at = self._found(name, selection, encoded, schema)
-        if state.lifetime is not None:
-            rows, at = self._without_expired(rows, at, state)
+        bound = state.expired_before(self.now, self.watermark)
+        if bound is not None:
+            rows, kept = without_expired(rows, bound)
+            at = at[kept]
         index = np.full(len(selection.keys), -1, np.int64)
         index[at] = np.arange(len(at))
         return rows["value"].take(pa.array(index, mask=index < 0))
@@ -124,16 +125,6 @@ class StateView:
         place = np.searchsorted(of_rows, of_keys, sorter=order)
         is_there = (place < len(of_rows)) & np.isin(of_keys, of_rows)
         return rows.take(pa.array(order[place[is_there]])), np.flatnonzero(is_there)
-
-    def _without_expired(
-        self, rows: pa.RecordBatch, at: NDArray[np.int64], state: StateDescription
-    ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        assert state.lifetime is not None
-        time = self.watermark if state.lifetime.in_event_time else self.now
-        if time is None:
-            return rows, at
-        left, kept = without_expired(rows, newest_expired(state.lifetime.ttl, time))
-        return left, at[kept]
 
     # --- for `sb.tools` ---
 

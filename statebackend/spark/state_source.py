@@ -19,13 +19,11 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from statebackend import tools
 from statebackend.checkpoint import Checkpoint, CheckpointReader
-from statebackend.checkpoint.keyed.row_source import without_expired
 from statebackend.checkpoint.keyed.state_source import Selection, selection_of
 from statebackend.errors import UsageError, usage
-from statebackend.keys import readable_namespaces
 from statebackend.runtime.batch_identity import BatchRecord
 from statebackend.tools.sources import CheckpointSource, source_of
-from statebackend.tools.state_rows import expired_before
+from statebackend.tools.state_rows import Namespaces, left_rows, namespaces_of
 from statebackend.tools.tables import empty_table
 from statebackend.types import RowType
 
@@ -230,12 +228,10 @@ class _Scan:
 
     def _rows(self, groups: list[int]) -> Iterator[pa.Table]:
         state = self._source.states()[self._name]
-        bound = expired_before(self._source, state)
+        bound = state.expired_before(self._source.now, self._source.watermark)
         selection = Selection(keys=self._selection().keys, key_groups=np.array(groups, np.int64))
-        for batch in self._source.read(self._name, selection):
-            left = batch if bound is None else without_expired(batch, bound)[0]
-            if left.num_rows:
-                yield self._as_state(pa.Table.from_batches([left]))
+        for batch in left_rows(self._source, state, selection, bound):
+            yield self._as_state(_table(batch))
 
     def _as_state(self, rows: pa.Table) -> pa.Table:
         kind = self._source.states()[self._name].kind
@@ -251,20 +247,12 @@ class _Scan:
             columns[_VALUES.get(kind, "value")] = _struct(value, "value")
         namespaces = self._namespaces
         if namespaces is not None and not (kind == "list" and "list_element" in columns):
-            columns["namespace"] = self._readable(rows, namespaces)
+            columns["namespace"] = namespaces.shown(rows)
         return pa.table(columns)
 
     @cached_property
-    def _namespaces(self) -> tuple[pa.Array, pa.Array] | None:
-        distinct = self._source.namespaces(self._name)
-        readable = None if distinct is None else readable_namespaces(distinct)
-        return None if readable is None or readable.null_count == len(readable) else (distinct, readable)
-
-    def _readable(self, rows: pa.Table, namespaces: tuple[pa.Array, pa.Array]) -> pa.Array:
-        distinct, readable = namespaces
-        if "namespace" not in rows.schema.names:
-            return pa.nulls(rows.num_rows, readable.type)
-        return readable.take(pc.index_in(rows["namespace"].combine_chunks(), value_set=distinct))
+    def _namespaces(self) -> Namespaces | None:
+        return namespaces_of(self._source, [self._name])
 
     def _timers(self, most: int | None) -> Iterator[pa.Table]:
         rows = tools.timers(self._checkpoint, keys=self._keys)

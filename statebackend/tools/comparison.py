@@ -28,9 +28,9 @@ from statebackend.keys import readable_namespaces
 from statebackend.operator_state.element_columns import to_bytes
 from statebackend.runtime.start_checks import no_state
 from statebackend.tools.sources import CheckpointSource, Stored, source_of
-from statebackend.tools.state_rows import StateRows, expired_before
-from statebackend.tools.tables import empty_table, value_type
-from statebackend.types import ListType, RowType
+from statebackend.tools.state_rows import StateRows
+from statebackend.tools.tables import column_value_type, empty_table
+from statebackend.types import RowType
 
 #: Rows, of both sides together, that are compared at a time; more if one key group has more.
 _PIECE_ROWS = 1 << 20
@@ -51,7 +51,7 @@ def changes(
     ``expired``, entries that have expired give a row ``expire``, by the times of the checkpoints; this scans the whole
     state of each. Else it reads the changed keys only. Memory: the changed keys and values.
     """
-    reader = store if isinstance(store, CheckpointReader) else reader_of(store)
+    reader = reader_of(store)
     ids = [each for each in reader.checkpoints() if each >= (since or 0) and (until is None or each <= until)]
     for given in (since, until):
         if given is not None and given not in ids:
@@ -80,7 +80,9 @@ def changes(
 
 
 def reader_of(store: Any) -> CheckpointReader:
-    """The store at a path."""
+    """The store at a path; a reader itself."""
+    if isinstance(store, CheckpointReader):
+        return store
     opened = source_of(store)
     if not isinstance(opened, CheckpointSource):
         raise usage.not_a_store(
@@ -111,12 +113,7 @@ def diff(store: Stored, other: Stored, *, name: str | None = None) -> Difference
         raise no_state(name, known, f"{before.where}, {after.where}")
     found = Difference()
     for each in sorted(known) if name is None else [name]:
-        same_store = (
-            isinstance(before, CheckpointSource)
-            and isinstance(after, CheckpointSource)
-            and before.checkpoint.metadata.store == after.checkpoint.metadata.store
-        )
-        keys = touched_keys(before, after, each) if same_store else None
+        keys = touched_keys(before, after, each)
         pair = Pair(before, after, each)
         parts: list[Any] = [({}, rows) for rows in pair.changes(keys)]
         if parts:
@@ -127,8 +124,10 @@ def diff(store: Stored, other: Stored, *, name: str | None = None) -> Difference
 
 def touched_keys(before: StateSource, after: StateSource, name: str) -> pa.Array | None:
     """Keys outside of which a state is the same in two checkpoints of one store; None if they are unknown."""
-    assert isinstance(before, CheckpointSource)
-    assert isinstance(after, CheckpointSource)
+    if not isinstance(before, CheckpointSource) or not isinstance(after, CheckpointSource):
+        return None
+    if before.checkpoint.metadata.store != after.checkpoint.metadata.store:
+        return None
     if name not in before.states() or name not in after.states():
         return None
     keys = before.changed_keys(name, after)
@@ -189,9 +188,9 @@ class Pair:
                 detail=f"{before.where}, {after.where}",
                 hint="compare checkpoints from before or after the migration with each other",
             )
-        self._kind, source = last.kind, after if new is not None else before
+        source = after if new is not None else before
         self.key_type = source.key_type
-        self._value = value_type(last.to_json(), source.where)
+        self._value = column_value_type(last, source.where)
         key = None if source.key_type is None else source.key_type.config()
         self._schema = empty_table(last.to_json(), key, source.where).schema
         entry = [self._schema.field(each) for each in ("key", "map_key") if each in self._schema.names]
@@ -245,7 +244,7 @@ class Pair:
         schema = self._schema.append(pa.field("namespace", pa.binary()))
         rows = pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
         rows = with_namespaces(rows.select(schema.names))
-        bound = None if state is None else expired_before(source, state)
+        bound = None if state is None else state.expired_before(source.now, source.watermark)
         return rows if bound is None else _alive(rows, bound)[0]
 
     def _compared(self, old: pa.Table, new: pa.Table, expired: bool) -> pa.Table:
@@ -261,7 +260,7 @@ class Pair:
         updated = updated[is_changed]
         kinds = np.full(len(deleted), _DELETE, object)
         source, state = self._sides[1], self._described[1]
-        bound = None if state is None else expired_before(source, state)
+        bound = None if state is None else state.expired_before(source.now, source.watermark)
         if bound is not None:
             gone = old.take(pa.array(old_at[deleted]))
             kinds[:] = _EXPIRE
@@ -279,7 +278,7 @@ class Pair:
         self, old: pa.ChunkedArray, old_at: NDArray[Any], new: pa.ChunkedArray, new_at: NDArray[Any]
     ) -> NDArray[np.bool_]:
         """True where the stored bytes of two values differ."""
-        declared = ListType(self._value) if self._kind == "list" else self._value
+        declared = self._value
         stored = [
             to_bytes(column.take(pa.array(at)).combine_chunks(), declared.config())
             for column, at in ((old, old_at), (new, new_at))

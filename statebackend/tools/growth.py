@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statebackend.checkpoint import CheckpointReader
 from statebackend.checkpoint.keyed.compaction import last_of, numbered
 from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.state_source import Selection
@@ -20,7 +19,7 @@ from statebackend.operator_state.element_columns import to_bytes
 from statebackend.tools.comparison import Pair, distinct, reader_of, touched_keys
 from statebackend.tools.sources import CheckpointSource, Stored
 from statebackend.tools.state_rows import StateRows
-from statebackend.tools.tables import value_type
+from statebackend.tools.tables import column_value_type
 
 _BATCHES = pa.schema(
     [
@@ -74,7 +73,7 @@ def growth(store: Stored, *, top: int = 10, max_bytes: int | None = None, expire
     that expired, which scans all checkpoints. ``top`` is the number of keys in ``largest`` and ``longest``. For a
     forecast of memory pass ``max_bytes``, the limit of the backend.
     """
-    reader = store if isinstance(store, CheckpointReader) else reader_of(store)
+    reader = reader_of(store)
     sources = [CheckpointSource(reader.open(each)) for each in reader.checkpoints()]
     newest = sources[-1] if sources else CheckpointSource(reader.open_latest())
     rows: list[tuple[Any, ...]] = []
@@ -142,9 +141,7 @@ def _batches(
 
 def _scan(source: CheckpointSource, state: StateDescription, top: int) -> tuple[list[_Key], int, int | None]:
     """The largest keys of a state, the number of its rows, and the time at which the last one expires."""
-    config = value_type(state.to_json(), source.where).config()
-    if state.kind == "list":
-        config = {"type": "list", "element": config}
+    config = column_value_type(state, source.where).config()
     found: list[_Key] = []
     total, newest = 0, None
     groups = source.max_parallelism or 1

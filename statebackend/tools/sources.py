@@ -25,7 +25,7 @@ from statebackend.errors import usage
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR, operator_parts
 from statebackend.tools.read import SnapshotFiles, open_saved, pinned, reading
-from statebackend.tools.tables import KEYED_KINDS, unreadable
+from statebackend.tools.tables import check_readable, unreadable
 from statebackend.types import Type, from_config
 
 #: A store, a savepoint, or the path of either; a checkpoint; a query, a view of it, or a Harness.
@@ -106,11 +106,7 @@ class CheckpointSource(StateSource):
 
     def read(self, name: str, selection: Selection) -> Iterator[pa.RecordBatch]:
         state = self._states[name]
-        if state.kind not in KEYED_KINDS:
-            raise usage.state_kind(
-                f"a state of kind {state.kind!r} cannot be read as a table",
-                detail=f"state {name!r}, {self.where}",
-            )
+        check_readable(state, self.where)
         with pinned(self.checkpoint) as keep, reading(self.checkpoint):
             for snapshot in self._with(name, selection.key_groups):
                 with self._opened(snapshot) as files:

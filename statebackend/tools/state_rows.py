@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.row_source import without_expired
 from statebackend.checkpoint.keyed.state_source import Selection, StateSource, selection_of
-from statebackend.errors import SerializationError, StateBackendError, usage
+from statebackend.errors import SerializationError, StateBackendError, UsageError, usage
 from statebackend.keys import readable_namespaces
 from statebackend.operator_state.operator_snapshots import type_roles
 from statebackend.runtime.start_checks import ambiguous, no_state
-from statebackend.state import RESERVED, newest_expired
+from statebackend.state import RESERVED
 from statebackend.tools.sources import Stored, source_of
-from statebackend.tools.tables import KEYED_KINDS, empty_table, stored_type, unreadable, value_type
+from statebackend.tools.tables import check_readable, empty_table, stored_type, unreadable, value_type
 from statebackend.types import RowType
 from statebackend.types.serializers import describe
 
@@ -123,6 +123,43 @@ class _Column(NamedTuple):
     field: int | None = None
 
 
+class Namespaces(NamedTuple):
+    """The distinct namespaces of a state, encoded and readable."""
+
+    distinct: pa.Array
+    readable: pa.Array
+
+    def shown(self, rows: pa.RecordBatch | pa.Table) -> Any:
+        """The readable namespace of each row."""
+        if "namespace" not in rows.schema.names:
+            return pa.nulls(rows.num_rows, self.readable.type)
+        return self.readable.take(pc.index_in(rows["namespace"], value_set=self.distinct))
+
+
+def namespaces_of(source: StateSource, names: Sequence[str]) -> Namespaces | None:
+    """The namespaces of these states; None if all are `VOID`."""
+    each_distinct = [source.namespaces(name) for name in names]
+    found = [each for each in each_distinct if each is not None]
+    if not found:
+        return None
+    distinct = pc.unique(pa.concat_arrays(found))
+    try:
+        readable = readable_namespaces(distinct)
+    except SerializationError as error:
+        raise unreadable(names[0], source.where) from error
+    return None if readable.null_count == len(readable) else Namespaces(distinct, readable)
+
+
+def left_rows(
+    source: StateSource, state: StateDescription, selection: Selection, expired_before: int | None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a state in batches, none of them empty, without rows that have expired."""
+    for batch in source.read(state.name, selection):
+        left = batch if expired_before is None else without_expired(batch, expired_before)[0]
+        if left.num_rows:
+            yield left
+
+
 class _KeyedRows:
     """The rows of a keyed state as users see them."""
 
@@ -142,7 +179,7 @@ class _KeyedRows:
         self._wanted = columns
         #: The states whose namespaces are shown in the same way.
         self._alike = alike or (state.name,)
-        self._expired_before = None if expired else expired_before(source, state)
+        self._expired_before = None if expired else state.expired_before(source.now, source.watermark)
 
     @cached_property
     def _stored(self) -> pa.Schema:
@@ -156,18 +193,8 @@ class _KeyedRows:
         return schema
 
     @cached_property
-    def _namespaces(self) -> tuple[pa.Array, pa.Array] | None:
-        """The distinct namespaces, encoded and readable; None if all are `VOID`."""
-        each_distinct = [self._source.namespaces(name) for name in self._alike]
-        found = [each for each in each_distinct if each is not None]
-        if not found:
-            return None
-        distinct = pc.unique(pa.concat_arrays(found))
-        try:
-            readable = readable_namespaces(distinct)
-        except SerializationError as error:
-            raise unreadable(self._state.name, self._source.where) from error
-        return None if readable.null_count == len(readable) else (distinct, readable)
+    def _namespaces(self) -> Namespaces | None:
+        return namespaces_of(self._source, self._alike)
 
     @cached_property
     def _columns(self) -> list[_Column]:
@@ -188,10 +215,7 @@ class _KeyedRows:
         by_name = {each.name: each for each in columns}
         unknown = [each for each in self._wanted if each not in by_name]
         if unknown:
-            raise usage.column(
-                f"state {self._state.name!r} has no column {unknown[0]!r}",
-                hint=f"there are: {', '.join(by_name)}",
-            )
+            raise _no_column(self._state.name, unknown[0], by_name)
         return [by_name[name] for name in self._wanted]
 
     def schema(self) -> pa.Schema:
@@ -200,19 +224,15 @@ class _KeyedRows:
     def _type(self, column: _Column) -> pa.DataType:
         if column.role == "namespace":
             assert self._namespaces is not None
-            return self._namespaces[1].type
+            return self._namespaces.readable.type
         stored = self._stored.field(column.role).type
         return stored if column.field is None else stored.field(column.field).type
 
     def _read(self, roles: set[str]) -> Iterator[pa.RecordBatch]:
-        bound = self._expired_before
-        if bound is not None:
+        if self._expired_before is not None:
             roles = roles | {"timestamp"} | ({"value"} if self._state.kind == "list" else set())
         selection = Selection(frozenset(roles), self._selection.keys, self._selection.key_groups)
-        for batch in self._source.read(self._state.name, selection):
-            left = batch if bound is None else without_expired(batch, bound)[0]
-            if left.num_rows:
-                yield left
+        yield from left_rows(self._source, self._state, selection, self._expired_before)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         schema = self.schema()
@@ -226,10 +246,7 @@ class _KeyedRows:
     def _array(self, batch: pa.RecordBatch, column: _Column) -> pa.Array:
         if column.role == "namespace":
             assert self._namespaces is not None
-            distinct, readable = self._namespaces
-            if "namespace" not in batch.schema.names:
-                return pa.nulls(batch.num_rows, readable.type)
-            return readable.take(pc.index_in(batch["namespace"], value_set=distinct))
+            return self._namespaces.shown(batch)
         array = batch[column.role]
         return array if column.field is None else pc.struct_field(array, column.field)
 
@@ -239,14 +256,6 @@ class _KeyedRows:
             if known is not None:
                 return known
         return int(sum(batch.num_rows for batch in self._read({"key"})))
-
-
-def expired_before(source: StateSource, state: StateDescription) -> int | None:
-    """The newest timestamp that has expired at the moment of a source; None if nothing has, or no TTL is known."""
-    if state.lifetime is None:
-        return None
-    time = source.watermark if state.lifetime.in_event_time else source.now
-    return None if time is None else newest_expired(state.lifetime.ttl, time)
 
 
 def state(
@@ -290,13 +299,13 @@ def _keyed_rows(
     columns: Sequence[str] | None = None,
     expired: bool = False,
 ) -> StateRows:
-    if described.kind not in KEYED_KINDS:
-        raise usage.state_kind(
-            f"a state of kind {described.kind!r} cannot be read as a table",
-            detail=f"state {described.name!r}, {source.where}",
-        )
+    check_readable(described, source.where)
     rows = _KeyedRows(source, described, _selection(source, keys), columns, expired=expired)
     return StateRows(f"state {described.name!r}, {source.where}", rows.schema, rows.batches, rows.count)
+
+
+def _no_column(name: str, column: str, known: Iterable[str]) -> UsageError:
+    return usage.column(f"state {name!r} has no column {column!r}", hint=f"there are: {', '.join(known)}")
 
 
 def _selection(source: StateSource, keys: Any) -> Selection:
@@ -316,9 +325,7 @@ def _operator_rows(
     schema = pa.schema([("subtask", pa.int32()), *fields])
     for each in columns or ():
         if each not in schema.names:
-            raise usage.column(
-                f"state {name!r} has no column {each!r}", hint=f"there are: {', '.join(schema.names)}"
-            )
+            raise _no_column(name, each, schema.names)
     chosen = pa.schema([schema.field(each) for each in columns]) if columns is not None else schema
 
     def batches() -> Iterator[pa.RecordBatch]:

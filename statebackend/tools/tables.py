@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from statebackend.errors import CorruptCheckpointError, SerializationError
+from statebackend.checkpoint.keyed.description import StateDescription
+from statebackend.errors import CorruptCheckpointError, SerializationError, usage
 from statebackend.operator_state.element_columns import column_type
-from statebackend.types import Type
+from statebackend.types import ListType, Type
 
 #: The kinds of files whose content this library wrote in its own format.
 OWN_FORMAT = ("base", "delta", "operator")
@@ -46,6 +47,21 @@ def value_type(state: dict[str, Any], where: str, roles: Sequence[str] = _VALUE_
         return column_type(found[0])
     except (TypeError, IndexError, SerializationError) as error:
         raise unreadable(state["name"], where) from error
+
+
+def column_value_type(state: StateDescription, where: str) -> Type:
+    """The type in files of the column of values, which has lists for a list state."""
+    own = value_type(state.to_json(), where)
+    return ListType(own) if state.kind == "list" else own
+
+
+def check_readable(state: StateDescription, where: str) -> None:
+    """Raise unless the rows of a keyed state of this kind are read as a table."""
+    if state.kind not in KEYED_KINDS:
+        raise usage.state_kind(
+            f"a state of kind {state.kind!r} cannot be read as a table",
+            detail=f"state {state.name!r}, {where}",
+        )
 
 
 def unreadable(name: str, where: str) -> CorruptCheckpointError:

@@ -20,6 +20,7 @@ from statebackend.state import (
     StateDescriptor,
     StateTtlConfig,
     ValueStateDescriptor,
+    newest_expired,
 )
 from statebackend.types import Compatibility, Type, from_config
 from statebackend.types.serializers import compatibility, describe
@@ -63,6 +64,13 @@ class StateDescription:
     lifetime: Lifetime | None = field(default=None, compare=False)
     #: False if a backend keeps the state, and it was not requested since the restore.
     is_declared: bool = field(default=True, compare=False)
+
+    def expired_before(self, now: int | None, watermark: int | None) -> int | None:
+        """The newest timestamp that has expired at these times; None if nothing has, or no TTL is known."""
+        if self.lifetime is None:
+            return None
+        time = watermark if self.lifetime.in_event_time else now
+        return None if time is None else newest_expired(self.lifetime.ttl, time)
 
     @classmethod
     def of(cls, descriptor: StateDescriptor) -> StateDescription:
