@@ -131,6 +131,15 @@ class Run:
             .start()
         )
 
+    def _started(self, batches: Any) -> Any:
+        """The query of one of our callables; the progress of each batch is noted."""
+
+        def call(frame: Any, batch_id: int) -> None:
+            batches(frame, batch_id)
+            self.parts.append(batches.last_progress)
+
+        return self.start(self.rows(), call)
+
     def ours(self, function: Any, backend: str = "heap", sink: Any = None, hosts: int = 0) -> Any:
         batches = sb.spark.stateful(
             function,
@@ -142,11 +151,7 @@ class Run:
             sink=self.sink if sink is None else sink,
         )
 
-        def call(frame: Any, batch_id: int) -> None:
-            batches(frame, batch_id)
-            self.parts.append(batches.last_progress)
-
-        return self.start(self.rows(), call)
+        return self._started(batches)
 
     def spark_aggregation(self) -> Any:
         frame = self.rows().groupBy("k").agg({"v": "sum", "*": "count"}).toDF("k", "total", "n")
@@ -164,11 +169,7 @@ class Run:
             sink=self.sink if sink is None else sink,
         )
 
-        def call(frame: Any, batch_id: int) -> None:
-            batches(frame, batch_id)
-            self.parts.append(batches.last_progress)
-
-        return self.start(self.rows(), call)
+        return self._started(batches)
 
     def transform_with_state(self, in_pandas: bool = False) -> Any:
         grouped = self.rows().groupBy("k")
