@@ -1,8 +1,9 @@
 """The changes since a mark, as rows, for incremental checkpoints; and their number.
 
 The journal names the slots that were inserted, written or removed. If each record names another entry that is there
-now, the slots are the rows, and no entry is read. Otherwise each key among them is looked up once. If the key exists
-now, its row is the live entry. Otherwise its row is the entry that a record still holds, of which only the key is read.
+now, the slots are the rows, and no live entry is read. Otherwise each key among them is looked up once. If the key
+exists now, its row is the live entry. Otherwise its row is the entry that a record still holds, of which only the key
+is read.
 
 This takes a while, without the GIL. Other threads' calls wait for it (`StateCore.occupy`).
 
@@ -19,10 +20,12 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp
 
 from statebackend._core.memory.arena cimport Blob, address, blob_data
+from statebackend._core.memory.journal cimport chunk_data
 from statebackend._core.tables.cow_map cimport (
-    RECORD_INSERT, RECORD_REMOVE, RECORD_REPLACED, RECORD_WRITE, VALUE_LIST, Anchor, BucketTable, CowMap, Entry,
-    Journal, ListHead, RecordCursor, Table, active_table, begin_records, bucket, count_records, dead_elements,
-    entry_at, find_stored, hash_of, hash_stored, namespace_of, next_change, value_of)
+    RECORD_COPIED, RECORD_INSERT, RECORD_MOVED, RECORD_REMOVE, RECORD_REPLACED, RECORD_WRITE, VALUE_LIST, Anchor,
+    BucketTable, CowMap, Entry, Journal, ListHead, RecordCursor, Table, active_table, begin_records, bucket,
+    count_records, dead_elements, entry_at, find_stored, hash_of, hash_stored, namespace_of, next_change, next_chunk,
+    record_width, value_of)
 from statebackend._core.snapshots.entry_rows cimport LiveMoment, find_owner, new_rows
 from statebackend._core.memory.platform cimport prefetch
 from statebackend._core.tables.state_core cimport CoreMark, StateCore
@@ -139,7 +142,7 @@ def count_changes(StateTable table not None, CoreMark mark not None):
 cdef object recorded_once(Table *table, uint32_t version):
     """Collect the entries that records since a version name, by ascending key group, as arrays: found, groups, kept.
 
-    None if two records may name the same key, or one names an entry that was removed or has moved.
+    None if two records may name the same key, or one names an entry that was removed, or has moved after its write.
     """
     counts = counts_of_once(table, version)
     if counts is None:
@@ -177,14 +180,46 @@ cdef object counts_of_once(Table *table, uint32_t version):
     return counts if is_once else None
 
 
+cdef bint next_named(RecordCursor *cursor, Table *table, uint32_t version, uint32_t *slot) noexcept nogil:
+    """Go to the next older change of a table, and to the `slot` of its entry as it is now; False after the oldest.
+
+    Also False, with slot 0, where that slot is not known: the entry was removed, or moved after it had been written.
+    """
+    cdef const char *end
+    cdef uint64_t last
+    cdef Table *owner
+    slot[0] = 1
+    while cursor.at != 0 or next_chunk(cursor):
+        end = chunk_data(cursor.chunk) + cursor.at
+        last = (<const uint64_t *>(end - 8))[0]
+        cursor.op = <int>(last >> 56)
+        owner = cursor.journal.tables[(last >> 48) & 0xFF]
+        cursor.at -= record_width(owner, end)
+        if owner != table or cursor.op == RECORD_COPIED:
+            continue
+        cursor.slot = slot[0] = <uint32_t>last
+        if cursor.op == RECORD_MOVED:
+            # A snapshot begins another segment. So it was not written before it was cloned, but for maps that shrink.
+            if entry_at(table.core, cursor.slot).version < version:
+                continue
+            slot[0] = 0
+        elif cursor.op == RECORD_REMOVE:
+            slot[0] = 0
+        elif cursor.op == RECORD_REPLACED:
+            slot[0] = (<const uint32_t *>(end - 16))[0]
+        cursor.group = <uint32_t>(last >> 32) & 0xFFFF
+        cursor.payload = chunk_data(cursor.chunk) + cursor.at
+        return slot[0] != 0
+    return False
+
+
 cdef bint count_once(Table *table, uint32_t version, int64_t[::1] counts) noexcept nogil:
     cdef RecordCursor record
+    cdef uint32_t slot
     begin_records(table.journal, version, &record)
-    while next_change(&record, table):
-        if record.op == RECORD_REMOVE or record.op == RECORD_REPLACED:
-            return False
+    while next_named(&record, table, version, &slot):
         counts[record.group - table.first_group] += 1
-    return not record.moves
+    return slot != 0
 
 
 cdef void fill_once(Table *table, uint32_t version, int64_t[::1] ends, uint64_t[::1] found,
@@ -193,18 +228,21 @@ cdef void fill_once(Table *table, uint32_t version, int64_t[::1] ends, uint64_t[
     cdef RecordCursor record
     cdef bint is_list = table.layout.value_kind == VALUE_LIST
     cdef ListHead *old
-    cdef uint32_t group
+    cdef uint32_t group, slot
     cdef int64_t at
     begin_records(table.journal, version, &record)
-    while next_change(&record, table):
+    while next_named(&record, table, version, &slot):
         group = record.group - table.first_group
         at = ends[group] - 1
         ends[group] = at
-        found[at] = <uint64_t><uintptr_t>entry_at(table.core, record.slot)
-        if is_list and record.op == RECORD_WRITE:
+        found[at] = <uint64_t><uintptr_t>entry_at(table.core, slot)
+        if not is_list or record.op == RECORD_INSERT:
+            continue
+        if record.op == RECORD_REPLACED:
+            old = <ListHead *>value_of(table, entry_at(table.core, record.slot))
+        else:
             old = <ListHead *>(record.payload + table.layout.off_value - table.layout.off_payload)
-            kept[at] = kept_elements(table, entry_at(table.core, record.slot), old.stamp, old.length,
-                                     dead_elements(table, old))
+        kept[at] = kept_elements(table, entry_at(table.core, slot), old.stamp, old.length, dead_elements(table, old))
 
 
 cdef inline int64_t kept_elements(Table *table, Entry *entry, uint32_t stamp, int64_t length,
