@@ -13,7 +13,6 @@ from statebackend import errors, types
 from statebackend._version import __version__
 from statebackend.backends import available_backends, create_backend, register_backend
 from statebackend.checkpoint import Checkpoint, CheckpointStore, StateSnapshot
-from statebackend.checkpoint.keyed import check_compatibility
 from statebackend.errors import (
     BackendUnavailableError,
     BatchGapError,
@@ -106,7 +105,6 @@ __all__ = [
     "CheckpointStore",
     "Checkpoint",
     "StateSnapshot",
-    "check_compatibility",
     # operator state
     "OperatorStateBackend",
     "CheckpointedFunction",

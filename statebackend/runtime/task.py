@@ -38,7 +38,7 @@ from statebackend.runtime.function_calls import (
 from statebackend.runtime.job import Job
 from statebackend.runtime.output import BatchOutput, OutputFiles, Result
 from statebackend.runtime.start_checks import Beginning
-from statebackend.state import BackendMark, Watermarks
+from statebackend.state import RESERVED, BackendMark, StateDescriptor, Watermarks
 from statebackend.types import Type
 
 _log = logging.getLogger(__name__)
@@ -290,6 +290,12 @@ class Task:
         self._open()
         self._check_requested()
 
+    def declared(self) -> tuple[dict[str, StateDescriptor], list[str]]:
+        """The keyed states that the function has requested, and the names of its operator states."""
+        states = getattr(self.keyed, "_states", {})
+        keyed = {name: state.descriptor for name, state in states.items() if not name.startswith(RESERVED)}
+        return keyed, self.operator.registered_state_names()
+
     def _unrequested(self) -> list[_Named]:
         return _named(self.keyed.undeclared_states(), self.operator.undeclared_states())
 
@@ -341,7 +347,7 @@ def _how_to_drop(missing: list[_Named], stored: list[_Named]) -> str:
     names = [name for name, _ in missing if name not in shared]
     if not names:
         return "sb.tools.drop_state cannot drop one of two stored states that share a name"
-    return f"If the state is no longer needed, run sb.tools.drop_state(store, {names[0]!r})"
+    return f"If the state is no longer needed, run sb.tools.drop_state(store, {names[0]!r}), or approve sb.tools.plan"
 
 
 def _call_or_log(method: Callable[..., None], *arguments: object) -> None:

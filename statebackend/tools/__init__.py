@@ -7,6 +7,7 @@ from statebackend.tools.export import savepoint
 from statebackend.tools.growth import Growth, growth
 from statebackend.tools.history import reset, rewind, set_time
 from statebackend.tools.map_migration import split_maps
+from statebackend.tools.plan import Plan, PlannedState, plan
 from statebackend.tools.results import (
     Copied,
     Dropped,
@@ -30,6 +31,8 @@ __all__ = [
     "Dropped",
     "Emigrated",
     "Growth",
+    "Plan",
+    "PlannedState",
     "Problem",
     "Repaired",
     "Report",
@@ -46,6 +49,7 @@ __all__ = [
     "from_spark_state",
     "growth",
     "operator_state",
+    "plan",
     "repair",
     "rescale",
     "reset",

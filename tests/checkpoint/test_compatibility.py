@@ -19,17 +19,17 @@ OLD = [
     sb.ValueStateDescriptor("forgotten", int),
 ]
 NEW = {
-    "same": (sb.ValueStateDescriptor("same", int), "as is"),
-    "wider": (sb.ValueStateDescriptor("wider", int), "after migration"),
-    "row": (sb.ValueStateDescriptor("row", "struct<c:bigint,a:bigint>"), "after migration"),
-    "kind": (sb.ValueStateDescriptor("kind", int), "incompatible"),
-    "keys": (sb.MapStateDescriptor("keys", int, int), "incompatible"),
-    "values": (sb.MapStateDescriptor("values", int, float), "after migration"),
+    "same": (sb.ValueStateDescriptor("same", int), "kept"),
+    "wider": (sb.ValueStateDescriptor("wider", int), "migrated"),
+    "row": (sb.ValueStateDescriptor("row", "struct<c:bigint,a:bigint>"), "migrated"),
+    "kind": (sb.ValueStateDescriptor("kind", int), "refused"),
+    "keys": (sb.MapStateDescriptor("keys", int, int), "refused"),
+    "values": (sb.MapStateDescriptor("values", int, float), "migrated"),
     "aging": (
         sb.ValueStateDescriptor("aging", int).enable_time_to_live(sb.StateTtlConfig(1)),
-        "after migration",
+        "migrated",
     ),
-    "fresh": (sb.ValueStateDescriptor("fresh", int), "new"),
+    "fresh": (sb.ValueStateDescriptor("fresh", int), "begun empty"),
 }
 
 
@@ -41,20 +41,27 @@ def test_a_report_says_what_a_restart_does(tmp_path: Path, backend: str) -> None
             keyed.get_state(descriptor)
         checkpoint = store.commit(0, [keyed.snapshot(0, store).result()])
         for where in (store, tmp_path, str(tmp_path), checkpoint):
-            report = sb.check_compatibility(where, [descriptor for descriptor, _ in NEW.values()])
-            outcomes = {check.name: check.outcome.value for check in report}
+            planned = sb.tools.plan(where, [descriptor for descriptor, _ in NEW.values()])
+            outcomes = {each.name: each.action for each in planned.states}
             assert outcomes == {
                 **{name: outcome for name, (_, outcome) in NEW.items()},
-                "forgotten": "undeclared",
+                "forgotten": "stored, not declared",
             }
-            assert not report.is_compatible
+            assert not planned.is_safe
         with sb.create_backend(backend).create_keyed_backend(int, restore=checkpoint) as again:
             for descriptor, outcome in NEW.values():
-                if outcome == "incompatible":
+                if outcome == "refused":
                     with pytest.raises(sb.StateMigrationError, match=descriptor.name):
                         again.get_state(descriptor)
                 else:
                     again.get_state(descriptor)
             assert again.undeclared_states() == ["forgotten", "keys", "kind"]
-        fitting = [descriptor for descriptor, outcome in NEW.values() if outcome != "incompatible"]
-        assert sb.check_compatibility(store, fitting).is_compatible
+        fitting = [descriptor for descriptor, outcome in NEW.values() if outcome != "refused"]
+        refused = sb.ValueStateDescriptor("forgotten", str)
+        for others, actions in (
+            ([], {"stored, not declared"}),
+            ([refused], {"stored, not declared", "refused"}),
+        ):
+            planned = sb.tools.plan(store, fitting + others)
+            assert {each.action for each in planned.states} >= actions
+            assert not planned.is_safe

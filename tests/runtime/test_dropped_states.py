@@ -124,6 +124,32 @@ def test_start_is_refused_when_the_name_of_a_state_is_misspelt(tmp_path: Path, b
     assert run(tmp_path, 1, Keeps("count", "total"), backend) == "[1, 1]"
 
 
+@each_backend
+def test_approved_plan_drops_what_the_program_does_not_request(tmp_path: Path, backend: str) -> None:
+    run(tmp_path, 0, KeepsLists("count", "total"), backend)
+    function = Keeps("count", "totl")
+    error = refused(tmp_path, 1, function, backend)
+    assert "sb.tools.plan" in error.hint
+    planned = sb.tools.plan(tmp_path, function)
+    assert repr(planned).splitlines() == [
+        "Plan, checkpoint 0",
+        "  'count': kept",
+        "  'total': stored, not declared",
+        "  'totl': begun empty",
+        "  'offsets': stored, not declared",
+    ]
+    assert not planned.is_safe
+    assert planned.approve().is_safe
+    with pytest.raises(sb.UsageError, match="has changed since") as caught:
+        planned.approve()
+    assert caught.value.code == "USAGE.PLAN"
+    assert run(tmp_path, 1, function, backend) == "[1, None]"
+    other = sb.tools.plan(tmp_path, [sb.ValueStateDescriptor("count", str)])
+    with pytest.raises(sb.StateMigrationError, match="cannot approve this plan"):
+        other.approve()
+    assert sb.tools.plan(tmp_path, function).is_safe
+
+
 def test_start_is_refused_when_an_operator_state_is_not_requested(tmp_path: Path) -> None:
     run(tmp_path, 0, KeepsLists("count"))
     error = refused(tmp_path, 1, Keeps("count"))
@@ -175,7 +201,7 @@ def test_dropped_state_is_gone_and_its_name_begins_empty(tmp_path: Path, backend
     assert (record.kind, record.dropped_state, record.upon.checkpoint_id) == ("drop", "total", 2)
     with pytest.raises(sb.UsageError, match="state 'total' not found"):
         sb.tools.drop_state(store, "total")
-    assert [check.name for check in sb.check_compatibility(store, [])] == ["count"]
+    assert [each.name for each in sb.tools.plan(store, []).states] == ["count"]
     assert sb.tools.verify(store).ok
     for _ in range(2):
         with pytest.raises(OSError, match="as told"):

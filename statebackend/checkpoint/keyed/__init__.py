@@ -3,13 +3,11 @@
 from statebackend.checkpoint.keyed.checkpointed_backend import CheckpointedKeyedBackend
 from statebackend.checkpoint.keyed.description import StateDescription, state_schema
 from statebackend.checkpoint.keyed.row_source import ExpiredAt, Source
-from statebackend.checkpoint.keyed.state_restore import check_compatibility
 
 __all__ = [
     "CheckpointedKeyedBackend",
     "ExpiredAt",
     "Source",
     "StateDescription",
-    "check_compatibility",
     "state_schema",
 ]

@@ -1,14 +1,11 @@
 """Finds the keyed state of a checkpoint: rows of some key groups, which stay in their files until states are declared.
 
-The rows are read when they are asked for, one batch at a time. `check_compatibility` says before a restart if
-descriptors can take the states over.
+The rows are read when they are asked for, one batch at a time.
 """
 
 from __future__ import annotations
 
-import enum
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial, reduce
 from typing import NamedTuple
 
@@ -33,7 +30,7 @@ from statebackend.checkpoint.keyed.row_source import (
     phases,
     with_key_groups,
 )
-from statebackend.checkpoint.store.checkpoint_reader import Checkpoint, CheckpointReader
+from statebackend.checkpoint.store.checkpoint_reader import Checkpoint
 from statebackend.checkpoint.store.manifest import StateSnapshot, StoredFile
 from statebackend.errors import CorruptCheckpointError, StateMigrationError, usage
 from statebackend.keys import KeyEncoder, KeyGroupRange, canonical_list
@@ -301,81 +298,3 @@ def timer_rows(restored: RestoredState, domain: str, encoder: KeyEncoder) -> Ite
     for (key, namespace), found in left.items():
         for time in found:
             yield TimerRow(domain, 0, key, namespace, time)
-
-
-class StateOutcome(enum.Enum):
-    """The outcome of a restart for one state."""
-
-    AS_IS = "as is"
-    #: Values are converted when the state is asked for.
-    AFTER_MIGRATION = "after migration"
-    #: Asking for the state would raise.
-    INCOMPATIBLE = "incompatible"
-    #: The checkpoint does not have it.
-    NEW = "new"
-    #: No descriptor asks for it: the backend keeps it and writes it again.
-    UNDECLARED = "undeclared"
-
-
-class StateCheck(NamedTuple):
-    """A state, its outcome, and the reason if it is refused."""
-
-    name: str
-    outcome: StateOutcome
-    reason: str | None = None
-
-
-class CompatibilityReport(tuple[StateCheck, ...]):
-    """The checks of all states, by name; as text, one line each.
-
-    >>> CompatibilityReport([StateCheck("fresh", StateOutcome.NEW)]).is_compatible
-    True
-    """
-
-    __slots__ = ()
-
-    @property
-    def is_compatible(self) -> bool:
-        """True if no state is refused."""
-        return all(check.outcome is not StateOutcome.INCOMPATIBLE for check in self)
-
-    def __str__(self) -> str:
-        return "\n".join(
-            f"{check.name}: {check.outcome.value}" + ("" if check.reason is None else f" - {check.reason}")
-            for check in self
-        )
-
-
-def check_compatibility(
-    store: Checkpoint | CheckpointReader | str | os.PathLike[str], descriptors: Iterable[StateDescriptor]
-) -> CompatibilityReport:
-    """Check the effect of a restart with these descriptors on each keyed state. Reads a manifest, and no data.
-
-    ``store`` is a store, its path or uri, or a checkpoint. Of a store, the newest checkpoint is checked.
-
-    >>> check_compatibility("/nowhere", [])
-    Traceback (most recent call last):
-    statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store ...
-    """
-    if isinstance(store, Checkpoint):
-        checkpoint = store
-    else:
-        reader = store if isinstance(store, CheckpointReader) else CheckpointReader(store)
-        checkpoint = reader.open_latest()
-    found = {
-        description.name: description
-        for snapshot in keyed_snapshots(checkpoint)
-        for description in (StateDescription.read(data, checkpoint.manifest.name) for data in snapshot.states)
-        if not description.is_reserved
-    }
-    checks = {name: StateCheck(name, StateOutcome.UNDECLARED) for name in found}
-    for descriptor in descriptors:
-        name = descriptor.name
-        if name not in found:
-            checks[name] = StateCheck(name, StateOutcome.NEW)
-            continue
-        try:
-            checks[name] = StateCheck(name, StateOutcome[found[name].check(descriptor).name])
-        except StateMigrationError as error:
-            checks[name] = StateCheck(name, StateOutcome.INCOMPATIBLE, error.message)
-    return CompatibilityReport(checks[name] for name in sorted(checks))
