@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,6 +18,44 @@ from statebackend.runtime.batch_identity import BatchRecord
 from statebackend.state import RESERVED
 
 _TIMERS = f"{RESERVED}timers."
+
+KEPT, MIGRATED, EMPTY = "kept", "migrated", "begun empty"
+NOT_DECLARED, REFUSED = "stored, not declared", "refused"
+
+
+@dataclass(frozen=True)
+class PlannedState:
+    """A state, and what becomes of it at a start: its ``action``, with the reason if it is refused."""
+
+    name: str
+    #: ``"keyed"`` or ``"operator"``.
+    part: str
+    #: "kept", "migrated", "begun empty", "stored, not declared" or "refused".
+    action: str
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        part = "operator state " if self.part == OPERATOR else ""
+        return f"{part}{self.name!r}: {self.action}" + ("" if self.reason is None else f" - {self.reason}")
+
+
+def planned(
+    part: str,
+    stored: Collection[str],
+    requested: Mapping[str, tuple[str, str | None]],
+    others: str = NOT_DECLARED,
+) -> list[PlannedState]:
+    """The plan of one part of the states, by name.
+
+    ``requested`` has the action for a stored state, and its reason; ``others`` is that of states not requested.
+    """
+    found = []
+    for name in sorted({*stored, *requested}):
+        action: tuple[str, str | None] = (others, None)
+        if name in requested:
+            action = requested[name] if name in stored else (EMPTY, None)
+        found.append(PlannedState(name, part, *action))
+    return found
 
 
 def check_name(name: object) -> None:

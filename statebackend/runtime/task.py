@@ -24,6 +24,7 @@ from statebackend.functions import (
 )
 from statebackend.keys import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
+from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.runtime.batch_rows import Batch, ChunkedBatch
 from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.function_calls import (
@@ -37,7 +38,7 @@ from statebackend.runtime.function_calls import (
 )
 from statebackend.runtime.job import Job
 from statebackend.runtime.output import BatchOutput, OutputFiles, Result
-from statebackend.runtime.start_checks import Beginning
+from statebackend.runtime.start_checks import KEPT, MIGRATED, Beginning, PlannedState, planned
 from statebackend.state import RESERVED, BackendMark, StateDescriptor, Watermarks
 from statebackend.types import Type
 
@@ -296,6 +297,17 @@ class Task:
         keyed = {name: state.descriptor for name, state in states.items() if not name.startswith(RESERVED)}
         return keyed, self.operator.registered_state_names()
 
+    def _planned(self) -> list[PlannedState]:
+        """What becomes of each state."""
+        keyed, operators = self.declared()
+        migrated = getattr(self.keyed, "migrated_states", ())
+        actions = {name: (MIGRATED if name in migrated else KEPT, None) for name in keyed}
+        stored = {part: {name for name, own in self._restored if own == part} for part in ("keyed", OPERATOR)}
+        return [
+            *planned("keyed", stored["keyed"], actions),
+            *planned(OPERATOR, stored[OPERATOR], dict.fromkeys(operators, (KEPT, None))),
+        ]
+
     def _unrequested(self) -> list[_Named]:
         return _named(self.keyed.undeclared_states(), self.operator.undeclared_states())
 
@@ -303,13 +315,11 @@ class Task:
         """Raise if the function has not requested a restored state: a misspelt name would begin with an empty state."""
         missing = self._unrequested() if self._restored else []
         if missing:
-            requested = _named(self.keyed.metrics()["states"], self.operator.registered_state_names())
-            shared = _shared([*self._restored, *requested])
+            shared = _shared([*self._restored, *_named(*self.declared())])
             raise StateMigrationError(
                 f"the function does not request every stored state: {_listed(missing, shared)} missing",
                 code="STATE_MIGRATION.NOT_REQUESTED",
-                detail=f"stored: {_listed(self._restored, shared)}; "
-                f"requested in open(): {_listed(requested, shared)}",
+                detail="; ".join(map(str, self._planned())),
                 hint=f"correct the name, or request the state in open(). {_how_to_drop(missing, self._restored)}",
             )
 

@@ -1,5 +1,6 @@
 """Tools for stored state: they read, check, copy, rewind and make it without a job."""
 
+from statebackend.runtime.start_checks import PlannedState
 from statebackend.tools.backups import backup, restore
 from statebackend.tools.build import bootstrap
 from statebackend.tools.comparison import Difference, changes, diff
@@ -7,7 +8,7 @@ from statebackend.tools.export import savepoint
 from statebackend.tools.growth import Growth, growth
 from statebackend.tools.history import reset, rewind, set_time
 from statebackend.tools.map_migration import split_maps
-from statebackend.tools.plan import Plan, PlannedState, plan
+from statebackend.tools.plan import Plan, plan
 from statebackend.tools.results import (
     Copied,
     Dropped,

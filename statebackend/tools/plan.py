@@ -7,33 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from statebackend.checkpoint import Checkpoint
+from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.errors import StateMigrationError, UsageError, usage
-from statebackend.functions import ProcessFunction
+from statebackend.functions import ProcessFunction, WholeKeysFunction
+from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.runtime import Job, Task
 from statebackend.runtime.batch_identity import BatchRecord
-from statebackend.state import StateDescriptor
+from statebackend.runtime.start_checks import KEPT, MIGRATED, NOT_DECLARED, REFUSED, PlannedState, planned
+from statebackend.state import RESERVED, StateDescriptor
 from statebackend.tools.rewrite import drop_state
 from statebackend.tools.sources import CheckpointSource, source_of
 from statebackend.types import Compatibility
 
-KEPT, MIGRATED, EMPTY = "kept", "migrated", "begun empty"
-NOT_DECLARED, REFUSED = "stored, not declared", "refused"
 _ACTIONS = {Compatibility.AS_IS: KEPT, Compatibility.AFTER_MIGRATION: MIGRATED}
-
-
-@dataclass(frozen=True)
-class PlannedState:
-    """A state, and what becomes of it: its ``action``, with the reason if it is refused."""
-
-    name: str
-    #: ``"keyed"`` or ``"operator"``.
-    part: str
-    #: "kept", "migrated", "begun empty", "stored, not declared" or "refused".
-    action: str
-    reason: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.name!r}: {self.action}" + ("" if self.reason is None else f" - {self.reason}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,7 +28,7 @@ class Plan:
 
     #: The checkpoint that the program would start from.
     checkpoint: int
-    states: tuple[PlannedState, ...]
+    states: list[PlannedState]
     _store: Any = None
     _function: Any = None
 
@@ -75,16 +61,18 @@ class Plan:
                 code="STATE_MIGRATION.INCOMPATIBLE",
                 detail=f"state {each.name!r}",
             )
-        for each in self._with(NOT_DECLARED):
-            drop_state(self._store, each.name)
+        for dry_run in (True, False):
+            for each in self._with(NOT_DECLARED):
+                drop_state(self._store, each.name, dry_run=dry_run)
         return plan(self._store, self._function)
 
 
-def plan(store: Any, function: ProcessFunction | Iterable[StateDescriptor]) -> Plan:
+def plan(store: Any, function: Any) -> Plan:
     """Compare the states that a program declares with those in the newest checkpoint of a store. Reads no rows.
 
-    ``function`` is the function of the query, whose method ``open`` is called, or the descriptors of its keyed states.
-    ``store`` is a store or its path, or a checkpoint.
+    ``function`` is the function of the query, whose method ``open`` is called; or the callable of
+    `statebackend.spark.stateful`; or a list of descriptors of keyed states. ``store`` is a store or its path, or a
+    checkpoint.
 
     >>> plan("/nowhere", [])
     Traceback (most recent call last):
@@ -96,42 +84,52 @@ def plan(store: Any, function: ProcessFunction | Iterable[StateDescriptor]) -> P
             f"cannot plan a start from a {type(store).__name__}",
             hint="give a store, its path or a checkpoint",
         )
-    declared, operators = _declared(function, source)
-    found = []
+    declared, operators, others = _declared(function, source)
     stored = {name: each for name, each in source.states().items() if not each.is_reserved}
-    for name in sorted({*stored, *declared}):
-        if name not in declared:
-            found.append(PlannedState(name, "keyed", NOT_DECLARED))
-        elif name not in stored:
-            found.append(PlannedState(name, "keyed", EMPTY))
-        else:
-            try:
-                found.append(PlannedState(name, "keyed", _ACTIONS[stored[name].check(declared[name])]))
-            except StateMigrationError as error:
-                found.append(PlannedState(name, "keyed", REFUSED, error.message))
+    actions = {name: _action(stored.get(name), each) for name, each in declared.items()}
+    found = planned("keyed", stored, actions, others)
     if operators is not None:
-        kept = source.operator_states()
-        for name in sorted({*kept, *operators}):
-            action = EMPTY if name not in kept else KEPT if name in operators else NOT_DECLARED
-            found.append(PlannedState(name, "operator", action))
+        found += planned(OPERATOR, source.operator_states(), dict.fromkeys(operators, (KEPT, None)), others)
     given = None if isinstance(store, Checkpoint) else store
-    return Plan(source.checkpoint.id, tuple(found), given, function)
+    return Plan(source.checkpoint.id, found, given, function)
+
+
+def _action(stored: StateDescription | None, declared: StateDescriptor) -> tuple[str, str | None]:
+    try:
+        return KEPT if stored is None else _ACTIONS[stored.check(declared)], None
+    except StateMigrationError as error:
+        return REFUSED, error.message
 
 
 def _declared(
-    function: ProcessFunction | Iterable[StateDescriptor], source: CheckpointSource
-) -> tuple[dict[str, StateDescriptor], list[str] | None]:
-    """The keyed states that a program declares, and the names of its operator states; None if they are not known."""
-    if not isinstance(function, ProcessFunction):
-        return {each.name: each for each in function}, None
+    function: Any, source: CheckpointSource
+) -> tuple[dict[str, StateDescriptor], list[str] | None, str]:
+    """The keyed states that a program declares; the names of its operator states, None if they are not known; and what
+    becomes of other states.
+    """
+    job = getattr(function, "_job", None)  # of a query
+    if not isinstance(function, ProcessFunction) and not isinstance(job, Job):
+        if isinstance(function, Iterable):
+            return {each.name: each for each in function}, None, NOT_DECLARED
+        raise usage.argument(
+            f"cannot plan the start of a {type(function).__name__}",
+            hint="give an object of the query's function, or a list of descriptors",
+        )
     if source.key_type is None:
         raise usage.no_key_type("the checkpoint does not say what type its keys have", detail=source.where)
-    columns = BatchRecord.of(source.checkpoint.manifest).key or ("key",)
-    key = columns if len(columns) > 1 else columns[0]
-    job = Job(function, key=key, backend="reference", max_parallelism=source.max_parallelism or 128)
+    if not isinstance(job, Job):
+        columns = BatchRecord.of(source.checkpoint.manifest).key or ("key",)
+        job = Job(
+            function,
+            key=columns if len(columns) > 1 else columns[0],
+            backend="reference",
+            max_parallelism=source.max_parallelism or 128,
+            event_time=None if source.watermark is None else f"{RESERVED}time",
+        )
     task = Task(job, source.key_type)
     try:
         task.check()
-        return task.declared()
+        keeps = isinstance(job.function, WholeKeysFunction)
+        return (*task.declared(), KEPT if keeps else NOT_DECLARED)
     finally:
         task.close()

@@ -116,7 +116,7 @@ def test_start_is_refused_when_the_name_of_a_state_is_misspelt(tmp_path: Path, b
     before = contents_of(tmp_path)
     error = refused(tmp_path, 1, Keeps("count", "totl"), backend)
     assert "'total' missing" in error.message
-    assert error.detail == "stored: 'count', 'total'; requested in open(): 'count', 'totl'"
+    assert error.detail == "'count': kept; 'total': stored, not declared; 'totl': begun empty"
     assert "sb.tools.drop_state(store, 'total')" in error.hint
     assert CheckpointReader(tmp_path).checkpoints() == [0]
     assert contents_of(tmp_path) == before
@@ -136,7 +136,7 @@ def test_approved_plan_drops_what_the_program_does_not_request(tmp_path: Path, b
         "  'count': kept",
         "  'total': stored, not declared",
         "  'totl': begun empty",
-        "  'offsets': stored, not declared",
+        "  operator state 'offsets': stored, not declared",
     ]
     assert not planned.is_safe
     assert planned.approve().is_safe
@@ -153,7 +153,7 @@ def test_approved_plan_drops_what_the_program_does_not_request(tmp_path: Path, b
 def test_start_is_refused_when_an_operator_state_is_not_requested(tmp_path: Path) -> None:
     run(tmp_path, 0, KeepsLists("count"))
     error = refused(tmp_path, 1, Keeps("count"))
-    assert error.detail == "stored: 'count', 'offsets'; requested in open(): 'count'"
+    assert error.detail == "'count': kept; operator state 'offsets': stored, not declared"
     sb.tools.drop_state(tmp_path, "offsets")
     assert run(tmp_path, 1, Keeps("count")) == "[1]"
     with pytest.raises(sb.UsageError) as caught:
@@ -309,8 +309,10 @@ def test_name_of_a_keyed_and_an_operator_state_is_not_dropped(tmp_path: Path) ->
         sb.tools.drop_state(store, "count", target=tmp_path / "copy")
     error = refused(store, 1, Keeps("count", "total"))
     assert "operator 'count' missing" in error.message
-    stored = "keyed 'count', operator 'count', 'total'"
-    assert error.detail == f"stored: {stored}; requested in open(): keyed 'count', 'total'"
+    assert error.detail == "'count': kept; 'total': kept; operator state 'count': stored, not declared"
+    with pytest.raises(sb.UsageError, match="both a keyed state and an operator state are called 'count'"):
+        sb.tools.plan(store, Keeps("count")).approve()
+    assert "'total': kept" in repr(sb.tools.plan(store, KeepsBoth("count", "total"))), "nothing was dropped"
     assert "cannot drop one of two stored states that share a name" in error.hint
     assert "drop_state(store, 'total')" in refused(store, 1, Keeps("count")).hint
     started = tmp_path / "started"
@@ -330,7 +332,8 @@ def test_state_of_the_other_kind_may_have_the_name_of_a_dropped_one(tmp_path: Pa
     sb.tools.drop_state(tmp_path, "offsets")
     error = refused(tmp_path, 1, Moved("count"))
     assert "keyed 'total' missing" in error.message
-    assert error.detail == "stored: 'count', keyed 'total'; requested in open(): 'count', operator 'total'"
+    left = "'total': stored, not declared; operator state 'total': begun empty"
+    assert error.detail == f"'count': kept; {left}"
     assert "drop_state(store, 'total')" in error.hint
     sb.tools.drop_state(tmp_path, "total")
     assert run(tmp_path, 1, Moved("count")) == "[1]"
@@ -475,7 +478,7 @@ def test_hosts_refuse_a_misspelt_name_and_follow_a_drop(tmp_path: Path) -> None:
     with pytest.raises(sb.StateMigrationError) as caught:
         batch(2, KeepsLists("count", "totl"))
     assert caught.value.code == "STATE_MIGRATION.NOT_REQUESTED"
-    assert "stored: 'count', 'offsets', 'total'" in str(caught.value.detail)
+    assert "'total': stored, not declared; 'totl': begun empty" in str(caught.value.detail)
     assert CheckpointReader(tmp_path).checkpoints() == [0, 1]
     sb.tools.drop_state(tmp_path, "total")
     batch(2, KeepsLists("count", "total"))

@@ -59,6 +59,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._checkpoint_to_restore = restore
         self._threads = WritingThreads()
         self._descriptions = StateDescriptions(())
+        #: The restored states whose values were converted to other types.
+        self.migrated_states: set[str] = set()
         self._expired_in_snapshots: Counter[str] = Counter()
         self._counting = threading.Lock()  # several threads may end their writing at once
 
@@ -179,6 +181,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         pa.default_memory_pool().release_unused()  # what the batches took goes back to the system
         if answer is not Compatibility.AS_IS:
             self._log.forget()  # what the files hold is of other types: none may be built on
+            self.migrated_states.add(descriptor.name)
         return state
 
     def undeclared_states(self) -> list[str]:
