@@ -8,7 +8,7 @@ from typing import Any
 
 from statebackend import tools
 from statebackend.checkpoint import CheckpointStore
-from statebackend.command_line.console import DONE, Console
+from statebackend.command_line.console import DONE, FAILED, Console
 from statebackend.command_line.listing import reader
 
 
@@ -46,6 +46,16 @@ def drop(options: argparse.Namespace, console: Console) -> int:
     given = {"target": options.target, "id": options.id, "dry_run": options.dry_run}
     console.show(tools.drop_state(reader(options), options.state, **given))
     return DONE
+
+
+def plan(options: argparse.Namespace, console: Console) -> int:
+    planned = tools.plan(_writable(options) if options.approve else reader(options), options.program)
+    if options.approve:
+        return console.change(
+            lambda dry_run: planned if dry_run else planned.approve(), only_look=options.dry_run
+        )
+    console.show(planned)
+    return DONE if planned.is_safe else FAILED
 
 
 def backup(options: argparse.Namespace, console: Console) -> int:

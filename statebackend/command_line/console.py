@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from statebackend.command_line.layout import record, table
+from statebackend.command_line.layout import fields_of, record, table
 from statebackend.errors import StateBackendError
 
 DONE, FAILED, WRONG_USAGE, DIFFERENT = 0, 1, 2, 3
@@ -101,7 +101,7 @@ class Console:
 
 def _as_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        members = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        members = fields_of(value)
         return {**members, "ok": value.ok} if hasattr(value, "ok") else members
     if isinstance(value, (bytes, bytearray)):
         return value.hex()

@@ -128,7 +128,8 @@ def fields_of(result: Any) -> dict[str, Any]:
     """The fields of a record; a mapping's are its members."""
     if isinstance(result, Mapping):
         return dict(result)
-    return {each.name: getattr(result, each.name) for each in dataclasses.fields(result)}
+    names = [each.name for each in dataclasses.fields(result) if not each.name.startswith("_")]
+    return {name: getattr(result, name) for name in names}
 
 
 def _is_records(value: object) -> bool:

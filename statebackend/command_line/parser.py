@@ -12,7 +12,7 @@ from typing import Any
 from statebackend._version import __version__
 from statebackend.command_line import changes, listing, reading
 
-_NO_NAME = "the name of a module and of a cipher in it, as in keys:cipher"
+_NO_NAME = "the name of a module and of an object in it, as in keys:cipher"
 
 
 class _Help(argparse.HelpFormatter):
@@ -44,8 +44,10 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands: Any, name: str, run: Any, text: str, *, changes_store: bool = False) -> Any:
-    """A command that takes a store, with the options that all have."""
+def _command(
+    commands: Any, name: str, run: Any, text: str, *, changes_store: bool = False, program: bool = False
+) -> Any:
+    """A command that takes a store, perhaps after a program, with the options that all have."""
     made = commands.add_parser(
         name,
         help=text,
@@ -54,6 +56,10 @@ def _command(commands: Any, name: str, run: Any, text: str, *, changes_store: bo
         allow_abbrev=False,
     )
     made.set_defaults(run=run)
+    if program:
+        made.add_argument(
+            "program", type=_program, metavar="MODULE:NAME", help="the function of the query, or its class"
+        )
     made.add_argument("store", metavar="STORE", help="the state= of the query: a path or an address")
     made.add_argument("--json", action="store_true", help="print JSON")
     made.add_argument(
@@ -101,6 +107,10 @@ def _add_reading(commands: Any) -> None:
     made.add_argument("--other-id", type=int, metavar="BATCH", help="with this checkpoint of OTHER")
     made.add_argument("--state", metavar="STATE", help="compare only this state")
     _add_limit(made)
+    made = _command(commands, "growth", reading.growth, "show the growth of each state, and its largest keys")
+    made.add_argument("--top", type=int, default=10, metavar="N", help="keys to show; default: 10")
+    made.add_argument("--max-bytes", type=int, metavar="N", help="the limit of memory, for a forecast")
+    made.add_argument("--expired", action="store_true", help="count what has expired; scans all checkpoints")
 
 
 def _add_id(made: Any, verb: str) -> None:
@@ -144,6 +154,9 @@ def _add_changes(commands: Any) -> None:
     made.add_argument("state", metavar="STATE", help="its name")
     made.add_argument("--target", metavar="PATH", help="leave the store, and make a copy without the state")
     _add_id(made, "copy")
+    text = "show what a program does to each state"
+    made = _command(commands, "plan", changes.plan, text, changes_store=True, program=True)
+    made.add_argument("--approve", action="store_true", help="drop the states that it does not declare")
 
 
 def _add_stream(made: Any) -> None:
@@ -201,3 +214,9 @@ def _imported(text: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise argparse.ArgumentTypeError(f"{error}; expected {_NO_NAME}") from error
     return found
+
+
+def _program(text: str) -> Any:
+    """A function with state, by its name or that of its class."""
+    found = _imported(text)
+    return found() if isinstance(found, type) else found

@@ -13,7 +13,7 @@ import pyarrow as pa
 from statebackend import tools
 from statebackend.checkpoint import Checkpoint, CheckpointReader
 from statebackend.command_line.console import DIFFERENT, DONE, Console
-from statebackend.command_line.layout import size_text, span_text
+from statebackend.command_line.layout import size_text, span_text, time_text
 from statebackend.command_line.listing import reader
 
 #: Rows that a table for people shows.
@@ -82,6 +82,38 @@ def diff(options: argparse.Namespace, console: Console) -> int:
     if not found and not console.is_json:
         print("no difference")
     return DIFFERENT if found else DONE
+
+
+def growth(options: argparse.Namespace, console: Console) -> int:
+    limits = {"top": options.top, "max_bytes": options.max_bytes, "expired": options.expired}
+    found = tools.growth(reader(options), **limits)
+    rows = {name: getattr(found, name).to_table().to_pylist() for name in ("batches", "largest", "longest")}
+    if console.is_json:
+        forecast = {name: getattr(found, name) for name in ("untouched", "expired_at", "batches_left")}
+        console.show({**rows, **forecast})
+        return DONE
+    states: dict[str, list[dict[str, Any]]] = {}
+    for row in rows["batches"]:
+        states.setdefault(row["state"], []).append(row)
+    summary = [
+        {
+            "state": name,
+            "batches": f"{own[0]['batch_id']} to {own[-1]['batch_id']}",
+            "entries": f"{_or_unknown(own[0]['entries'])} to {_or_unknown(own[-1]['entries'])}",
+            "bytes": size_text(own[-1]["bytes"]),
+            "untouched": f"{found.untouched[name]:.0%}" if name in found.untouched else "",
+            "expired at (UTC)": time_text(found.expired_at.get(name)),
+        }
+        for name, own in states.items()
+    ]
+    shown = {"states": summary, "most bytes": rows["largest"], "most entries": rows["longest"]}
+    left = {} if options.max_bytes is None else {"batches left": _or_unknown(found.batches_left)}
+    console.show({**left, **shown})
+    return DONE
+
+
+def _or_unknown(number: int | None) -> str:
+    return "?" if number is None else str(number)
 
 
 def _show(batches: Iterable[pa.RecordBatch], options: argparse.Namespace, console: Console) -> int:

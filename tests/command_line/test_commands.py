@@ -70,10 +70,11 @@ def test_command_is_refused_without_a_store(tmp_path: Path, command: str) -> Non
         "sql": ["select 1"],
         "rescale": [tmp_path / "made", "--max-parallelism", "8"],
     }
-    status, out, err = in_pipe(command, tmp_path / "nothing", *more.get(command, []))
+    where = [command, *(["builtins:dict"] if command == "plan" else []), tmp_path / "nothing"]
+    status, out, err = in_pipe(*where, *more.get(command, []))
     assert (status, out) == (1, "")
     assert "[USAGE.NO_CHECKPOINT]" in err
-    status, out, _ = in_pipe(command, tmp_path / "nothing", *more.get(command, []), "--json")
+    status, out, _ = in_pipe(*where, *more.get(command, []), "--json")
     assert (status, json.loads(out)["error"]["code"]) == (1, "USAGE.NO_CHECKPOINT")
     assert not (tmp_path / "made").exists()
 
@@ -130,6 +131,41 @@ def test_changes_and_differences_are_printed(keyed_store: Path) -> None:
     assert [row["key"] for row in rows] == [row["key"] for row in found]
     shown = on_terminal(*arguments, "--other-id", "5")
     assert (shown.status, shown.out.splitlines()[0]) == (3, "count:")
+
+
+def test_growth_shows_states_and_largest_keys(keyed_store: Path) -> None:
+    found = json.loads(in_pipe("growth", keyed_store, "--max-bytes", "1000000", "--json").out)
+    grown = sb.tools.growth(keyed_store)
+    assert found["largest"] == grown.largest.to_table().to_pylist()
+    assert (found["untouched"], found["batches_left"]) == (grown.untouched, None)
+    for run in (in_pipe, on_terminal):
+        status, out, _ = run("growth", keyed_store, "--top", "2", "--max-bytes", "1000000")
+        assert status == 0
+        assert out.splitlines()[0].split() == ["batches", "left", "?"]
+        assert out.split("most bytes:\n")[1].split("most entries")[0].count("\n") <= 4
+        assert max(map(len, out.splitlines())) <= COLUMNS
+
+
+def test_plan_is_shown_and_approved(keyed_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import statebackend as sb\nstates = [sb.ValueStateDescriptor('count', int)]\n"
+    (keyed_store.parent / "own_states.py").write_text(program)
+    monkeypatch.chdir(keyed_store.parent)
+    monkeypatch.syspath_prepend(keyed_store.parent)
+    arguments = ["plan", "own_states:states", keyed_store]
+    status, out, _ = on_terminal(*arguments)
+    assert status == 1
+    assert out.splitlines()[-1].split() == ["name", "keyed", "stored,", "not", "declared"]
+    states = json.loads(in_pipe(*arguments, "--json").out)["states"]
+    assert {each["name"]: each["action"] for each in states} == {
+        "count": "kept",
+        "name": "stored, not declared",
+    }
+    assert in_pipe(*arguments, "--approve").status == 2
+    assert on_terminal(*arguments, "--approve", answer="n\n").status == 1
+    assert in_pipe(*arguments, "--approve", "--dry-run").status == 0
+    assert in_pipe(*arguments).status == 1
+    assert in_pipe(*arguments, "--approve", "--yes").status == 0
+    assert in_pipe(*arguments).status == 0
 
 
 def test_ls_names_a_damaged_checkpoint(keyed_store: Path) -> None:

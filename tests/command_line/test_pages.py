@@ -36,5 +36,5 @@ def test_page_shows_what_commands_print(page: str, job: Path, monkeypatch: pytes
 
 def test_page_lists_every_command() -> None:
     page = (ROOT / "docs/operate/command-line.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| `([\w-]+) STORE", page, re.M)
+    listed = re.findall(r"^\| `([\w-]+) (?:MODULE:NAME )?STORE", page, re.M)
     assert sorted(listed) == sorted(make_parser()._subparsers._group_actions[0].choices)  # type: ignore[union-attr]
