@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -424,18 +425,45 @@ def sql(store: Stored, query: str, *, id: int | None = None, expired: bool = Fal
         raise usage.package("SQL over state needs DuckDB", hint="pip install 'statebackend[sql]'") from error
     source = source_of(store, id)
     keyed, operators = source.states(), source.operator_states()
+    errors: list[StateBackendError] = []
     # Variables of the caller are not tables.
     with duckdb.connect(config={"python_enable_replacements": False}) as connection:
-        for name in {**keyed, **operators, "timers": None}:
-            if name.lower() not in query.lower():
-                continue  # its columns need not be known
-            if name in operators:
-                rows = _operator_rows(source, operators[name])
-            else:
-                rows = (
-                    _keyed_rows(source, keyed[name], expired=expired)
-                    if name in keyed
-                    else _timer_rows(source)
-                )
-            connection.register(name, rows)
-        return connection.sql(query).to_arrow_table()
+        try:
+            for name in {**keyed, **operators, "timers": None}:
+                if name.lower() not in query.lower():
+                    continue  # its columns need not be known
+                if name in operators:
+                    rows = _operator_rows(source, operators[name])
+                elif name in keyed:
+                    rows = _keyed_rows(source, keyed[name], expired=expired)
+                else:
+                    rows = _timer_rows(source)
+                connection.register(name, _noting(rows, errors))
+            return connection.sql(query).to_arrow_table()
+        except duckdb.Error as error:
+            if errors:  # DuckDB has made another error of it
+                raise errors[0] from None
+            raise UsageError(
+                "DuckDB cannot run the query",
+                code="USAGE.SQL",
+                detail=str(error).split("\n")[0],
+                hint="each state is a table: sb.tools.states lists them",
+            ) from error
+
+
+def _noting(rows: StateRows, errors: list[StateBackendError]) -> StateRows:
+    """The same rows, which keep the error of a scan."""
+
+    @contextmanager
+    def noting() -> Iterator[None]:
+        try:
+            yield
+        except StateBackendError as error:
+            errors.append(error)
+            raise
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with noting():
+            yield from rows.to_batches()
+
+    return StateRows(rows._title, noting()(lambda: rows.schema), batches)

@@ -79,6 +79,31 @@ def test_command_is_refused_without_a_store(tmp_path: Path, command: str) -> Non
     assert not (tmp_path / "made").exists()
 
 
+READING = {
+    "ls": [],
+    "verify": [],
+    "states": [],
+    "timers": [],
+    "growth": [],
+    "read": ["name"],
+    "changes": ["name"],
+    "sql": ["select key, repeat('long ', 50) from name"],
+    "diff": [],
+}
+
+
+@pytest.mark.parametrize("command", READING)
+def test_output_fits_a_terminal_and_is_whole_in_a_pipe(keyed_store: Path, command: str) -> None:
+    more = [keyed_store, "--id", "5"] if command == "diff" else READING[command]
+    shown = on_terminal(command, keyed_store, *more)
+    assert shown.out
+    assert max(map(len, shown.out.splitlines())) <= COLUMNS
+    piped = in_pipe(command, keyed_store, *more)
+    assert piped.status == shown.status == (3 if command == "diff" else 0)
+    assert "…" not in piped.out
+    assert json.loads(in_pipe(command, keyed_store, *more, "--json").out)
+
+
 def test_ls_shows_checkpoints_and_reach(job: Path) -> None:
     state, stream = job / "state", job / "stream"
     status, out, _ = on_terminal("ls", state, "--checkpoint-location", stream)

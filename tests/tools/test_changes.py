@@ -66,6 +66,60 @@ def by_entry(rows: list[dict[str, Any]]) -> dict[Any, tuple[str, Any, Any]]:
     return found
 
 
+def applied(before: dict[Any, str], rows: list[dict[str, Any]]) -> dict[Any, str]:
+    """The entries after changes."""
+    after = {**before, **{entry: new for entry, (_, new, _) in by_entry(rows).items()}}
+    return {entry: value for entry, value in after.items() if value is not None}
+
+
+def told(path: Path, backend: Any, rng: random.Random, key_type: Any, batches: list[int], retain: int) -> Any:
+    """Entries of each state after each batch of a history, by batch; each restart goes back some batches."""
+    truth: dict[int, dict[str, dict[Any, str]]] = {}
+    number, restore = -1, None
+    for length in batches:
+        with (
+            sb.CheckpointStore(path, retain=retain).open_for_writing(
+                key_type=key_type, max_parallelism=32
+            ) as store,
+            backend.create_keyed_backend(key_type, max_parallelism=32, restore=restore) as keyed,
+        ):
+            story = Story(keyed, rng, int if key_type is int else tuple, keys=60, names=NAMES[:-1])
+            for _ in range(length):
+                story.change(rng.choice([1, 10, 10, 200]))
+                number += 1
+                store.commit(number, [keyed.snapshot(number, store).result()])
+                truth[number] = {name: entries(path, name) for name in NAMES}
+            number = rng.choice(store.checkpoints()[-5:])
+        sb.tools.rewind(path, to=number, checkpoint_location=None)
+        restore = sb.CheckpointStore(path).open(number)
+    return truth
+
+
+def check_changes(path: Path, truth: Any, ids: list[int]) -> None:
+    """The changes between these checkpoints, which are all that there are, are those of the recorded entries."""
+    for name in NAMES:
+        found = sb.tools.changes(path, name, since=ids[0], until=ids[-1]).to_table().to_pylist()
+        by_batch: dict[int, list[dict[str, Any]]] = {}
+        for row in found:
+            by_batch.setdefault(row["batch_id"], []).append(row)
+        assert by_batch.keys() <= set(ids[1:])
+        for before, after in itertools.pairwise(ids):
+            rows = by_batch.get(after, [])
+            assert {row["from_batch_id"] for row in rows} <= {before}
+            assert by_entry(rows) == changed(truth[before][name], truth[after][name])
+
+
+def test_changes_of_many_batches_equal_the_recorded_truth(
+    tmp_path: Path, rng: random.Random, is_stress: bool
+) -> None:
+    batches = [340, 340, 340] if is_stress else [25, 25]
+    truth = told(tmp_path, sb.create_backend("heap"), rng, int, batches, retain=1001)
+    ids = sb.CheckpointStore(tmp_path).checkpoints()
+    assert ids == list(range(len(ids)))
+    assert len(ids) > (1000 if is_stress else 40)
+    check_changes(tmp_path, truth, ids)
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("piece", [1 << 20, 40])
 @pytest.mark.parametrize("key_type", [int, "struct<a:bigint,b:string>"])
@@ -80,39 +134,17 @@ def test_changes_are_those_of_the_history(
 ) -> None:
     """With deltas, merges of deltas, new bases, gaps, restarts and rewinds."""
     monkeypatch.setattr(comparison, "_PIECE_ROWS", piece)
-    made, path, truth = sb.create_backend(backend), tmp_path / "store", {}
-    number, restore = -1, None
-    for _ in range(3):
-        with (
-            sb.CheckpointStore(path, retain=14).open_for_writing(
-                key_type=key_type, max_parallelism=32
-            ) as store,
-            made.create_keyed_backend(key_type, max_parallelism=32, restore=restore) as keyed,
-        ):
-            story = Story(keyed, rng, int if key_type is int else tuple, keys=60, names=NAMES[:-1])
-            for _ in range(rng.randrange(8, 22)):
-                story.change(rng.choice([1, 10, 10, 200]))
-                number += 1
-                store.commit(number, [keyed.snapshot(number, store).result()])
-                truth[number] = {name: entries(path, name) for name in NAMES}
-            number = rng.choice(store.checkpoints()[-5:])
-        sb.tools.rewind(path, to=number, checkpoint_location=None)
-        restore = sb.CheckpointStore(path).open(number)
+    path, batches = tmp_path / "store", [rng.randrange(8, 22) for _ in range(3)]
+    truth = told(path, sb.create_backend(backend), rng, key_type, batches, retain=14)
     ids = sb.CheckpointStore(path).checkpoints()
-    since, until = ids[1], ids[-2]
-    for name in NAMES:
-        found = sb.tools.changes(path, name, since=since, until=until).to_table().to_pylist()
-        for before, after in itertools.pairwise(ids[1:-1]):
-            rows = [row for row in found if row["batch_id"] == after]
-            assert {row["from_batch_id"] for row in rows} <= {before}
-            assert by_entry(rows) == changed(truth[before][name], truth[after][name])
-        assert {row["batch_id"] for row in found} <= set(ids[2:-1])
+    check_changes(path, truth, ids[1:-1])
     opened = sb.CheckpointStore(path)
     for first, last in ((ids[0], ids[-1]), (ids[-1], ids[0]), (ids[1], ids[1])):
         difference = sb.tools.diff(opened.open(first), opened.open(last))
         for name in NAMES:
             rows = difference[name].to_table().to_pylist() if name in difference else []
             assert by_entry(rows) == changed(truth[first][name], truth[last][name])
+            assert applied(truth[first][name], rows) == truth[last][name]
     assert bool(difference) is False
     assert repr(difference) == "no difference"
 
