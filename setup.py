@@ -255,6 +255,8 @@ DELTA = ["deltalake>=1.2"]
 METRICS = ["prometheus-client>=0.20"]
 #: SQL over state: `sb.tools.sql`.
 SQL = ["duckdb>=1.4"]
+#: Readers of state, and the receiver of metrics, that the tests run.
+READERS = ["datafusion>=49", "opentelemetry-sdk>=1.30"]
 #: The peers of whole batches: the tests run them, too.
 FRAMES = ["duckdb>=1.4", "polars>=1.30"]
 #: What the tests without Spark need: where a package of these is missing, tests fail.
@@ -267,6 +269,7 @@ FRAMES = ["duckdb>=1.4", "polars>=1.30"]
 TEST_WITHOUT_SPARK = [
     *CLOUD,
     *FRAMES,
+    *READERS,
     "pytest>=8",
     "pytest-xdist>=3.6",
     "hypothesis>=6.100",
@@ -289,6 +292,7 @@ BENCH = [
     *CONNECT,
     *DELTA,
     *FRAMES,
+    *READERS,
     "pytest>=8",
     "pytest-benchmark>=5",
     "psutil>=6",

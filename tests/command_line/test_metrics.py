@@ -9,6 +9,8 @@ from typing import Any
 import prometheus_client
 import pytest
 from house_tools import ROOT
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Sum
 
 import statebackend as sb
 from statebackend.spark.metrics import METRICS
@@ -27,47 +29,19 @@ PROGRESS = {
 }
 
 
-class Instrument:
-    """A counter or a gauge with the methods of OpenTelemetry's API."""
-
-    def __init__(self, name: str, is_counter: bool) -> None:
-        self.name, self.is_counter = name, is_counter
-        self.values: dict[tuple[tuple[str, str], ...], float] = {}
-
-    def add(self, amount: float, attributes: dict[str, str]) -> None:
-        assert self.is_counter
-        labels = tuple(attributes.items())
-        self.values[labels] = self.values.get(labels, 0) + amount
-
-    def set(self, amount: float, attributes: dict[str, str]) -> None:
-        assert not self.is_counter
-        self.values[tuple(attributes.items())] = amount
-
-
-class Meter:
-    def __init__(self) -> None:
-        self.made: list[Instrument] = []
-
-    def create_counter(self, name: str, unit: str = "", description: str = "") -> Instrument:
-        self.made.append(Instrument(name, True))
-        return self.made[-1]
-
-    def create_gauge(self, name: str, unit: str = "", description: str = "") -> Instrument:
-        self.made.append(Instrument(name, False))
-        return self.made[-1]
-
-
 def test_opentelemetry_has_the_values_of_prometheus() -> None:
-    meter, registry = Meter(), prometheus_client.CollectorRegistry()
+    reader, registry = InMemoryMetricReader(), prometheus_client.CollectorRegistry()
+    meter = MeterProvider([reader]).get_meter("orders")
     for on_batch in (sb.spark.opentelemetry(meter), sb.spark.prometheus("orders", registry)):
         on_batch(PROGRESS)
         on_batch({**PROGRESS, "isReplay": True})
         on_batch({**PROGRESS, "batchId": 4})
     found = {}
-    for each in meter.made:
-        name = f"{each.name}_total" if each.is_counter else each.name
-        for labels, value in each.values.items():
-            found[name, tuple(sorted(labels))] = value
+    exported: Any = reader.get_metrics_data()
+    for each in exported.resource_metrics[0].scope_metrics[0].metrics:
+        name = f"{each.name}_total" if isinstance(each.data, Sum) else each.name
+        for point in each.data.data_points:
+            found[name, tuple(sorted(point.attributes.items()))] = point.value
     expected = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for metric in registry.collect()

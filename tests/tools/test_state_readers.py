@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datafusion
 import duckdb
 import numpy as np
 import polars as pl
@@ -95,6 +96,7 @@ def test_all_readers_agree(tmp_path: Path, kind: str, declared: str) -> None:
         connection.execute("set TimeZone = 'UTC'")
         assert rows_of(connection.sql("from rows").to_arrow_table()) == expected
     assert rows_of(pl.DataFrame(rows).to_arrow()) == expected
+    assert rows_of(datafusion.SessionContext().from_arrow(rows).to_arrow_table()) == expected
     frame = rows.to_pandas()
     read = pa.Table.from_pandas(frame, rows.schema, preserve_index=False)  # takes NaN for null
     assert repr(rows_of(read)) == repr(expected).replace("nan", "None")
