@@ -147,6 +147,12 @@ class OperatorStateBackend:
             raise usage.ttl(
                 "operator state does not support TTL", detail=f"operator state {descriptor.name!r}"
             )
+        if descriptor.renamed_from or descriptor.migrate or descriptor.new_fields:
+            raise usage.descriptor(
+                "operator state does not support renamed_from=, migrate= and new_fields=",
+                detail=f"operator state {descriptor.name!r}",
+                hint="read the old state in initialize_state, and write the new one",
+            )
         state = self._states.get(descriptor.name)
         if state is not None:
             if state.mode != mode:

@@ -15,7 +15,7 @@ from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import StateBackendError, StateMigrationError, UsageError, usage
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.runtime.batch_identity import BatchRecord
-from statebackend.state import RESERVED
+from statebackend.state import RESERVED, StateDescriptor
 
 _TIMERS = f"{RESERVED}timers."
 
@@ -55,6 +55,15 @@ def planned(
         if name in requested:
             action = requested[name] if name in stored else (EMPTY, None)
         found.append(PlannedState(name, part, *action))
+    return found
+
+
+def without_renamed(stored: Collection[str], declared: Iterable[StateDescriptor]) -> dict[str, str]:
+    """The name in the store of each stored state, by the name that it is to have."""
+    found = {name: name for name in stored}
+    for each in declared:
+        if each.renamed_from in found and each.name not in found:
+            found[each.name] = found.pop(each.renamed_from)
     return found
 
 

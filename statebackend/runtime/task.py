@@ -38,7 +38,14 @@ from statebackend.runtime.function_calls import (
 )
 from statebackend.runtime.job import Job
 from statebackend.runtime.output import BatchOutput, OutputFiles, Result
-from statebackend.runtime.start_checks import KEPT, MIGRATED, Beginning, PlannedState, planned
+from statebackend.runtime.start_checks import (
+    KEPT,
+    MIGRATED,
+    Beginning,
+    PlannedState,
+    planned,
+    without_renamed,
+)
 from statebackend.state import RESERVED, BackendMark, StateDescriptor, Watermarks
 from statebackend.types import Type
 
@@ -300,11 +307,11 @@ class Task:
     def _planned(self) -> list[PlannedState]:
         """What becomes of each state."""
         keyed, operators = self.declared()
-        migrated = getattr(self.keyed, "migrated_states", ())
-        actions = {name: (MIGRATED if name in migrated else KEPT, None) for name in keyed}
+        how = getattr(self.keyed, "migrated_states", {})
+        actions = {name: (MIGRATED, how[name]) if name in how else (KEPT, None) for name in keyed}
         stored = {part: {name for name, own in self._restored if own == part} for part in ("keyed", OPERATOR)}
         return [
-            *planned("keyed", stored["keyed"], actions),
+            *planned("keyed", without_renamed(stored["keyed"], keyed.values()), actions),
             *planned(OPERATOR, stored[OPERATOR], dict.fromkeys(operators, (KEPT, None))),
         ]
 

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from statebackend.errors import SerializationError, StateMigrationError, UsageError, usage
@@ -32,6 +32,11 @@ class StateDescriptor(Subscriptable):
 
     Two descriptors are equal if kind, name, types, time to live and combining function are.
 
+    Each kind takes three more options for a restore, which are ignored otherwise. ``renamed_from`` is the name that the
+    state had in the checkpoint. ``migrate`` is a function from an old value to a new one, for values of another type or
+    of a renamed state; those of a list are its elements, those of a map its values. ``new_fields`` has a value for each
+    field of a ROW that stored rows lack; other new fields are null.
+
     >>> ListStateDescriptor("tags", str) == ListStateDescriptor("tags", "string")
     True
     """
@@ -39,7 +44,14 @@ class StateDescriptor(Subscriptable):
     #: "value", "list", "map", "reducing", "aggregating" or "folding".
     kind: ClassVar[str]
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        renamed_from: str | None = None,
+        migrate: Callable[[Any], Any] | None = None,
+        new_fields: Mapping[str, Any] | None = None,
+    ) -> None:
         given: Any = name
         if not isinstance(given, str) or not given:
             raise usage.name(
@@ -49,7 +61,17 @@ class StateDescriptor(Subscriptable):
             name.encode("utf-8")
         except UnicodeEncodeError:
             raise usage.name("the name of a state has a lone surrogate, which no file can hold") from None
+        old: Any = renamed_from
+        if old is not None and (not isinstance(old, str) or old in ("", name)):
+            raise usage.name("renamed_from is the old name of the state, a str", detail=f"state {name!r}")
+        if migrate is not None and not callable(migrate):
+            raise usage.descriptor("migrate is a function from old to new value", detail=f"state {name!r}")
+        if new_fields is not None and (migrate is not None or not isinstance(new_fields, Mapping)):
+            raise usage.descriptor(
+                "new_fields is a dict of values by field, without migrate=", detail=f"state {name!r}"
+            )
         self.name = name
+        self.renamed_from, self.migrate, self.new_fields = renamed_from, migrate, dict(new_fields or {})
         self._ttl_config = StateTtlConfig.DISABLED
 
     @property
@@ -138,18 +160,26 @@ class ValueStateDescriptor(StateDescriptor, Generic[T, A]):
 
     @overload
     def __init__(
-        self: ValueStateDescriptor[T, None], name: str, type: Notation[T], default: None = None
+        self: ValueStateDescriptor[T, None],
+        name: str,
+        type: Notation[T],
+        default: None = None,
+        **restore: Any,
     ) -> None: ...
-    @overload
-    def __init__(self: ValueStateDescriptor[T, T], name: str, type: Notation[T], default: T) -> None: ...
     @overload
     def __init__(
-        self: ValueStateDescriptor[Any, None], name: str, type: object, default: None = None
+        self: ValueStateDescriptor[T, T], name: str, type: Notation[T], default: T, **restore: Any
     ) -> None: ...
     @overload
-    def __init__(self: ValueStateDescriptor[Any, Any], name: str, type: object, default: object) -> None: ...
-    def __init__(self, name: str, type: Any, default: Any = None) -> None:
-        super().__init__(name)
+    def __init__(
+        self: ValueStateDescriptor[Any, None], name: str, type: object, default: None = None, **restore: Any
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ValueStateDescriptor[Any, Any], name: str, type: object, default: object, **restore: Any
+    ) -> None: ...
+    def __init__(self, name: str, type: Any, default: Any = None, **restore: Any) -> None:
+        super().__init__(name, **restore)
         self.type = of(type)
         self._default = _serialized(self.type, default, name, "default")
 
@@ -177,11 +207,13 @@ class ListStateDescriptor(StateDescriptor, Generic[T]):
     kind = "list"
 
     @overload
-    def __init__(self: ListStateDescriptor[T], name: str, element_type: Notation[T]) -> None: ...
+    def __init__(
+        self: ListStateDescriptor[T], name: str, element_type: Notation[T], **restore: Any
+    ) -> None: ...
     @overload
-    def __init__(self: ListStateDescriptor[Any], name: str, element_type: object) -> None: ...
-    def __init__(self, name: str, element_type: Any) -> None:
-        super().__init__(name)
+    def __init__(self: ListStateDescriptor[Any], name: str, element_type: object, **restore: Any) -> None: ...
+    def __init__(self, name: str, element_type: Any, **restore: Any) -> None:
+        super().__init__(name, **restore)
         self.element_type = of(element_type)
 
     def stored_types(self) -> dict[str, Type]:
@@ -199,22 +231,26 @@ class MapStateDescriptor(StateDescriptor, Generic[K, V]):
 
     @overload
     def __init__(
-        self: MapStateDescriptor[K, V], name: str, key_type: Notation[K], value_type: Notation[V]
+        self: MapStateDescriptor[K, V],
+        name: str,
+        key_type: Notation[K],
+        value_type: Notation[V],
+        **restore: Any,
     ) -> None: ...
     @overload
     def __init__(
-        self: MapStateDescriptor[K, Any], name: str, key_type: Notation[K], value_type: object
+        self: MapStateDescriptor[K, Any], name: str, key_type: Notation[K], value_type: object, **restore: Any
     ) -> None: ...
     @overload
     def __init__(
-        self: MapStateDescriptor[Any, V], name: str, key_type: object, value_type: Notation[V]
+        self: MapStateDescriptor[Any, V], name: str, key_type: object, value_type: Notation[V], **restore: Any
     ) -> None: ...
     @overload
     def __init__(
-        self: MapStateDescriptor[Any, Any], name: str, key_type: object, value_type: object
+        self: MapStateDescriptor[Any, Any], name: str, key_type: object, value_type: object, **restore: Any
     ) -> None: ...
-    def __init__(self, name: str, key_type: Any, value_type: Any) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, key_type: Any, value_type: Any, **restore: Any) -> None:
+        super().__init__(name, **restore)
         self.key_type = of(key_type)
         self.value_type = of(value_type)
         if not self.key_type.is_key_type:
@@ -252,13 +288,18 @@ class ReducingStateDescriptor(StateDescriptor, Generic[T]):
         name: str,
         reduce: Callable[[Any, Any], Any] | str,
         type: Notation[T],
+        **restore: Any,
     ) -> None: ...
     @overload
     def __init__(
-        self: ReducingStateDescriptor[Any], name: str, reduce: Callable[[Any, Any], Any] | str, type: object
+        self: ReducingStateDescriptor[Any],
+        name: str,
+        reduce: Callable[[Any, Any], Any] | str,
+        type: object,
+        **restore: Any,
     ) -> None: ...
-    def __init__(self, name: str, reduce: Callable[[Any, Any], Any] | str, type: Any) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, reduce: Callable[[Any, Any], Any] | str, type: Any, **restore: Any) -> None:
+        super().__init__(name, **restore)
         self.type = of(type)
         if isinstance(reduce, str):
             self.reduce = _named(named_reduction, reduce, self.type, name)
@@ -310,6 +351,7 @@ class AggregatingStateDescriptor(StateDescriptor, Generic[IN, OUT]):
         aggregate: AggregateFunction[IN, Any, OUT],
         type: object = None,
         accumulator_type: object = None,
+        **restore: Any,
     ) -> None: ...
     @overload
     def __init__(
@@ -317,6 +359,7 @@ class AggregatingStateDescriptor(StateDescriptor, Generic[IN, OUT]):
         name: str,
         aggregate: Literal["count"],
         type: Notation[IN],
+        **restore: Any,
     ) -> None: ...
     @overload
     def __init__(
@@ -324,6 +367,7 @@ class AggregatingStateDescriptor(StateDescriptor, Generic[IN, OUT]):
         name: str,
         aggregate: Literal["sum", "min", "max"],
         type: Notation[IN],
+        **restore: Any,
     ) -> None: ...
     @overload
     def __init__(
@@ -331,6 +375,7 @@ class AggregatingStateDescriptor(StateDescriptor, Generic[IN, OUT]):
         name: str,
         aggregate: Literal["avg", "variance", "stddev"],
         type: Notation[IN],
+        **restore: Any,
     ) -> None: ...
     @overload
     def __init__(
@@ -339,6 +384,7 @@ class AggregatingStateDescriptor(StateDescriptor, Generic[IN, OUT]):
         aggregate: AggregateFunction[Any, Any, Any] | str,
         type: object = None,
         accumulator_type: object = None,
+        **restore: Any,
     ) -> None: ...
     def __init__(
         self,
@@ -346,8 +392,9 @@ class AggregatingStateDescriptor(StateDescriptor, Generic[IN, OUT]):
         aggregate: AggregateFunction | str,
         type: Any = None,
         accumulator_type: Any = None,
+        **restore: Any,
     ) -> None:
-        super().__init__(name)
+        super().__init__(name, **restore)
         where = f"state {name!r}"
         declared = None if type is None else of(type)
         if isinstance(aggregate, str):
@@ -424,6 +471,7 @@ class FoldingStateDescriptor(StateDescriptor, Generic[IN, ACC]):
         initial: ACC,
         fold: Callable[[ACC, IN], ACC],
         type: Notation[ACC],
+        **restore: Any,
     ) -> None: ...
     @overload
     def __init__(
@@ -432,9 +480,12 @@ class FoldingStateDescriptor(StateDescriptor, Generic[IN, ACC]):
         initial: object,
         fold: Callable[[Any, Any], Any],
         type: object,
+        **restore: Any,
     ) -> None: ...
-    def __init__(self, name: str, initial: Any, fold: Callable[[Any, Any], Any], type: Any) -> None:
-        super().__init__(name)
+    def __init__(
+        self, name: str, initial: Any, fold: Callable[[Any, Any], Any], type: Any, **restore: Any
+    ) -> None:
+        super().__init__(name, **restore)
         self.type = of(type)
         if initial is None:
             raise usage.argument(

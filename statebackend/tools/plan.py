@@ -13,13 +13,19 @@ from statebackend.functions import ProcessFunction, WholeKeysFunction
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.runtime import Job, Task
 from statebackend.runtime.batch_identity import BatchRecord
-from statebackend.runtime.start_checks import KEPT, MIGRATED, NOT_DECLARED, REFUSED, PlannedState, planned
+from statebackend.runtime.start_checks import (
+    KEPT,
+    MIGRATED,
+    NOT_DECLARED,
+    REFUSED,
+    PlannedState,
+    planned,
+    without_renamed,
+)
 from statebackend.state import RESERVED, StateDescriptor
 from statebackend.tools.rewrite import drop_state
 from statebackend.tools.sources import CheckpointSource, source_of
 from statebackend.types import Compatibility
-
-_ACTIONS = {Compatibility.AS_IS: KEPT, Compatibility.AFTER_MIGRATION: MIGRATED}
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,7 +91,8 @@ def plan(store: Any, function: Any) -> Plan:
             hint="give a store, its path or a checkpoint",
         )
     declared, operators, others = _declared(function, source)
-    stored = {name: each for name, each in source.states().items() if not each.is_reserved}
+    states = {name: each for name, each in source.states().items() if not each.is_reserved}
+    stored = {name: states[old] for name, old in without_renamed(states, declared.values()).items()}
     actions = {name: _action(stored.get(name), each) for name, each in declared.items()}
     found = planned("keyed", stored, actions, others)
     if operators is not None:
@@ -96,7 +103,9 @@ def plan(store: Any, function: Any) -> Plan:
 
 def _action(stored: StateDescription | None, declared: StateDescriptor) -> tuple[str, str | None]:
     try:
-        return KEPT if stored is None else _ACTIONS[stored.check(declared)], None
+        if stored is None or stored.check(declared) is Compatibility.AS_IS:
+            return KEPT, None
+        return MIGRATED, stored.how(declared)
     except StateMigrationError as error:
         return REFUSED, error.message
 

@@ -150,6 +150,23 @@ def test_approved_plan_drops_what_the_program_does_not_request(tmp_path: Path, b
     assert sb.tools.plan(tmp_path, function).is_safe
 
 
+@each_backend
+def test_renamed_state_is_in_the_plan_of_a_refused_start(tmp_path: Path, backend: str) -> None:
+    class Renames(Keeps):
+        def open(self, ctx: sb.FunctionContext) -> None:
+            renamed = sb.ValueStateDescriptor("sum", str, renamed_from="total", migrate=str)
+            self.declared, self.states = str, [ctx.get_value_state(renamed)]
+
+    run(tmp_path, 0, Keeps("count", "total"), backend)
+    how = "'sum': migrated - renamed from 'total', bigint to string, by migrate="
+    error = refused(tmp_path, 1, Renames(), backend)
+    assert error.detail == f"'count': stored, not declared; {how}"
+    assert how in repr(sb.tools.plan(tmp_path, Renames()).approve())
+    for batch, before in ((1, "['1']"), (2, "['12']")):
+        assert run(tmp_path, batch, Renames(), backend) == before
+    assert "'sum': kept" in repr(sb.tools.plan(tmp_path, Renames()))
+
+
 def test_start_is_refused_when_an_operator_state_is_not_requested(tmp_path: Path) -> None:
     run(tmp_path, 0, KeepsLists("count"))
     error = refused(tmp_path, 1, Keeps("count"))

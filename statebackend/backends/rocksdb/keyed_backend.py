@@ -501,6 +501,8 @@ class RocksDbKeyedBackend(CurrentKey, CompiledKeyedBackend):
     def _new_state(self, descriptor: StateDescriptor) -> Any:
         state = super()._new_state(descriptor)
         self.native.forget(descriptor.name)
+        if descriptor.renamed_from is not None and descriptor.renamed_from not in self._restored:
+            self.native.forget(descriptor.renamed_from)
         return state
 
     def _take_base(self, may_name: frozenset[str]) -> Source:

@@ -59,8 +59,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._checkpoint_to_restore = restore
         self._threads = WritingThreads()
         self._descriptions = StateDescriptions(())
-        #: The restored states whose values were converted to other types.
-        self.migrated_states: set[str] = set()
+        #: The restored states whose values were converted, or that were renamed; and how.
+        self.migrated_states: dict[str, str | None] = {}
         self._expired_in_snapshots: Counter[str] = Counter()
         self._counting = threading.Lock()  # several threads may end their writing at once
 
@@ -149,7 +149,10 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self.timers.load(timer_rows(restored, domain, self._encoder))
 
     def _new_state(self, descriptor: StateDescriptor) -> KeyedState:
-        restored = self._restored.get(descriptor.name)
+        name = descriptor.name
+        if descriptor.renamed_from is not None and name not in self._restored:
+            name = descriptor.renamed_from
+        restored = self._restored.get(name)
         if restored is None:
             return super()._new_state(descriptor)
         answer = restored.description.check(descriptor)
@@ -177,11 +180,11 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                         hint="raise max_bytes, or restore into more instances; nothing of the state was loaded",
                     ) from error
                 raise
-        self._restored.pop(descriptor.name, None)
+        self._restored.pop(name, None)
         pa.default_memory_pool().release_unused()  # what the batches took goes back to the system
         if answer is not Compatibility.AS_IS:
             self._log.forget()  # what the files hold is of other types: none may be built on
-            self.migrated_states.add(descriptor.name)
+            self.migrated_states[descriptor.name] = restored.description.how(descriptor)
         return state
 
     def undeclared_states(self) -> list[str]:

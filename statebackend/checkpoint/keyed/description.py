@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from statebackend.checkpoint.store.manifest import CheckedStates, checked_states
 from statebackend.checkpoint.store.sealed import MAX_INTEGER, JsonObject, Malformed, instance, integer
-from statebackend.errors import CorruptCheckpointError, SerializationError, StateMigrationError
+from statebackend.errors import CorruptCheckpointError, SerializationError, StateMigrationError, usage
 from statebackend.state import (
     MAX_TIMESTAMP,
     RESERVED,
@@ -22,7 +22,7 @@ from statebackend.state import (
     ValueStateDescriptor,
     newest_expired,
 )
-from statebackend.types import Compatibility, Type, from_config
+from statebackend.types import Compatibility, RowType, Type, from_config
 from statebackend.types.serializers import compatibility, describe
 
 _VALUE_ROLES = {"value": "value", "list": "element", "map": "value", "reducing": "value"}
@@ -122,20 +122,45 @@ class StateDescription:
 
     def check(self, descriptor: StateDescriptor) -> Compatibility:
         """Tell how a descriptor can take over the rows; `StateMigrationError` if it cannot."""
-        answer = Compatibility.AS_IS
+        answer = Compatibility.AS_IS if descriptor.name == self.name else Compatibility.AFTER_MIGRATION
         stored = descriptor.stored_types()
         if descriptor.kind != self.kind or set(stored) != set(self.types):
             raise self._refused(descriptor)
         for role, declared in stored.items():
             found = _compare(self.types[role], declared)
             must_be_the_same = role == "key" and found is not Compatibility.AS_IS
+            if descriptor.migrate is not None and found is Compatibility.INCOMPATIBLE:
+                found = Compatibility.AFTER_MIGRATION
             if must_be_the_same or found is Compatibility.INCOMPATIBLE:
                 raise self._refused(descriptor)
             if found is Compatibility.AFTER_MIGRATION:
                 answer = found
         if self.ttl != (descriptor.ttl_config is not None):
             answer = Compatibility.AFTER_MIGRATION
+        value = stored[value_role(self.kind)]
+        if descriptor.new_fields.keys() - set(value.names if isinstance(value, RowType) else ()):
+            raise usage.descriptor(
+                "new_fields names a field that the type of the values does not have",
+                detail=f"state {descriptor.name!r}, {describe(value.config())}",
+            )
         return answer
+
+    def is_migrated(self, descriptor: StateDescriptor) -> bool:
+        """True if the descriptor's ``migrate`` makes its values from the stored ones."""
+        role = value_role(self.kind)
+        same = _compare(self.types[role], descriptor.stored_types()[role]) is Compatibility.AS_IS
+        return descriptor.migrate is not None and (descriptor.name != self.name or not same)
+
+    def how(self, descriptor: StateDescriptor) -> str | None:
+        """How a migration to this descriptor changes values; None for TTLs alone."""
+        role = value_role(self.kind)
+        stored, declared = self.types[role], descriptor.stored_types()[role].config()
+        steps = [
+            *([f"renamed from {self.name!r}"] if descriptor.name != self.name else []),
+            *([f"{describe(stored)} to {describe(declared)}"] if stored != declared else []),
+            *(["by migrate="] if self.is_migrated(descriptor) else []),
+        ]
+        return ", ".join(steps) or None
 
     def _refused(self, descriptor: StateDescriptor) -> StateMigrationError:
         mine = ", ".join(describe(config) for config in self.types.values())

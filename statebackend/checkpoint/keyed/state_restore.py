@@ -34,9 +34,9 @@ from statebackend.checkpoint.store.checkpoint_reader import Checkpoint
 from statebackend.checkpoint.store.manifest import StateSnapshot, StoredFile
 from statebackend.errors import CorruptCheckpointError, StateMigrationError, usage
 from statebackend.keys import KeyEncoder, KeyGroupRange, canonical_list
-from statebackend.state import StateDescriptor, TimerRow
-from statebackend.types import ListType, Type, from_config
-from statebackend.types.serializers import arrow_migration
+from statebackend.state import StateDescriptor, TimerRow, to_arrow, to_values
+from statebackend.types import RowType, Type, from_config
+from statebackend.types.serializers import arrow_migration, serializer_for
 
 #: So many files stay open until their states are declared; further ones are opened again.
 _MOST_OPEN = 64
@@ -250,10 +250,10 @@ def migration(
     new = descriptor.stored_types()[role]
     config = description.types[role]
     steps: list[Callable[[pa.RecordBatch], pa.RecordBatch]] = []
-    if config != new.config():
+    is_migrated = description.is_migrated(descriptor)
+    if config != new.config() or is_migrated:
         old = from_config(config)
-        is_list = descriptor.kind == "list"
-        convert = arrow_migration(ListType(old), ListType(new)) if is_list else arrow_migration(old, new)
+        convert = _by_function(descriptor, old, new) if is_migrated else _filling(descriptor, old, new)
         steps.append(
             lambda rows: rows.set_column(
                 rows.schema.get_field_index("value"), "value", convert(rows["value"])
@@ -268,15 +268,56 @@ def migration(
     return lambda rows: reduce(lambda migrated, step: step(migrated), steps, rows)
 
 
+def _by_function(descriptor: StateDescriptor, old: Type, new: Type) -> Callable[[pa.Array], pa.Array]:
+    """The descriptor's own function over a column of values or lists."""
+    assert descriptor.migrate is not None
+    migrate, stored = descriptor.migrate, serializer_for(new)
+
+    def convert(values: pa.Array) -> pa.Array:
+        made = (None if value is None else migrate(value) for value in to_values(values, old))
+        # Checks the type.
+        return to_arrow([None if v is None else stored.deserialize(stored.serialize(v)) for v in made], new)
+
+    return _of_elements(convert, new) if descriptor.kind == "list" else convert
+
+
+def _filling(descriptor: StateDescriptor, old: Type, new: Type) -> Callable[[pa.Array], pa.Array]:
+    """The conversion of compatible types, with the descriptor's values in new fields."""
+    given = descriptor.new_fields
+    widen = arrow_migration(old, new)
+
+    def convert(values: pa.Array) -> pa.Array:
+        found = widen(values)
+        if not given or not isinstance(new, RowType) or not isinstance(old, RowType):
+            return found
+        children = [
+            to_arrow([given[name]], of).take(pa.array(np.zeros(len(found), np.int64)))
+            if name in given and name not in old.names
+            else found.field(at)
+            for at, (name, of) in enumerate(zip(new.names, new.types, strict=True))
+        ]
+        return pa.StructArray.from_arrays(children, fields=list(new.arrow), mask=found.is_null())
+
+    return _of_elements(convert, new) if descriptor.kind == "list" else convert
+
+
+def _of_elements(convert: Callable[[pa.Array], pa.Array], new: Type) -> Callable[[pa.Array], pa.Array]:
+    return lambda lists: _with_elements(lists, pa.list_(new.arrow), convert(lists.values))
+
+
+def _with_elements(lists: pa.Array, made: pa.DataType, elements: pa.Array) -> pa.Array:
+    """Lists of the same lengths, with other elements."""
+    return pa.Array.from_buffers(
+        made, len(lists), lists.buffers()[:2], offset=lists.offset, children=[elements]
+    )
+
+
 def _stamped(rows: pa.RecordBatch, stamp: int) -> pa.RecordBatch:
     value = rows["value"]
     if not pa.types.is_list(value.type):
         return rows.append_column("timestamp", pa.array(np.full(rows.num_rows, stamp, np.int64)))
     elements = pa.array(np.full(len(value.values), stamp, np.int64))
-    validity, offsets = value.buffers()[:2]
-    stamps = pa.Array.from_buffers(
-        pa.list_(pa.int64()), len(value), [validity, offsets], offset=value.offset, children=[elements]
-    )
+    stamps = _with_elements(value, pa.list_(pa.int64()), elements)
     return rows.append_column("timestamp", stamps)
 
 
