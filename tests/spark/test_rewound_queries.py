@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -98,36 +96,6 @@ def test_rewound_query_gives_what_one_without_the_bad_batches_gives(
     run(never, Total(), transform)
     assert found == published(never.folder)
     assert list(found) == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.sampled(1)
-def test_rewind_that_was_interrupted_is_completed_by_another(
-    stream: Stream, transform: Any, monkeypatch: pytest.MonkeyPatch, day_rng: random.Random
-) -> None:
-    bad_history(stream, transform)
-    whole = stream.folder.with_name(f"{stream.folder.name}-whole")
-    shutil.copytree(stream.folder, whole)
-    moves = rewind(whole, sink=parquet(whole / "out")).moved
-    expected = files_of(whole)
-    for at in day_rng.sample(range(len(moves)), min(5, len(moves))):
-        broken = stream.folder.with_name(f"{stream.folder.name}-{at}")
-        shutil.copytree(stream.folder, broken)
-        original, left = os.rename, [at]
-
-        def failing(source: Any, target: Any, original: Any = original, left: list[int] = left) -> None:
-            if not left[0]:
-                raise OSError("interrupted")
-            left[0] -= 1
-            original(source, target)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "rename", failing)
-            with pytest.raises(OSError, match="interrupted"):
-                rewind(broken, sink=parquet(broken / "out"))
-        assert files_of(broken) != expected
-        rewind(broken, sink=parquet(broken / "out"))
-        assert files_of(broken) == expected
-        assert published(broken) == published(whole)
 
 
 @pytest.mark.sampled(1)
