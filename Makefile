@@ -3,8 +3,8 @@
 #
 #   PYTHON       the interpreter that .venv is made with (python3)
 #   PYTEST_ARGS  more arguments for pytest: make test PYTEST_ARGS='-k key_groups -x'
-#   BACKEND      where the demo has its state: heap, or rocksdb
-#   MODE         who has it: driver, or executors of a small cluster on this machine
+#   BACKEND      the demo's state backend: heap, or rocksdb
+#   MODE         the demo's processes with state: driver, or executors of a small cluster on this machine
 #   WORKERS      processes that the tests are shared out to (one for each core); 0: in pytest's own, as for --pdb
 
 SHELL := /bin/bash
@@ -34,7 +34,7 @@ SANITIZED ?= tests/core tests/heap tests/rocksdb tests/contract
 .PHONY: help demo test test-changed debug nightly asan ubsan bench docs lint format clean
 
 help:
-	@echo 'make demo   build, then run a streaming query with state, killed and restarted on the way; BACKEND=rocksdb, MODE=executors'
+	@echo 'make demo   build, then run python -m statebackend.demo; BACKEND=rocksdb, MODE=executors'
 	@echo 'make test   release build, the test suite'
 	@echo 'make test-changed  release build, the tests of what has changed since main: about a minute'
 	@echo 'make debug  checked build (bounds checks, invariants, live counters), the test suite'
@@ -77,7 +77,7 @@ debug nightly: export PYTHONDEVMODE := 1
 demo: $(STAMP).spark
 	@scripts/check_java.sh
 	@$(BUILD)
-	@$(PY) examples/spark/demo.py --backend $(BACKEND) --mode $(MODE)
+	@$(PY) -m statebackend.demo --backend $(BACKEND) --mode $(MODE)
 
 test: $(STAMP).test+spark $(CLASSES)
 	@$(BUILD)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from house_tools import ROOT
-from processes import run_command
+from processes import environment, run_command
+
+from statebackend import demo
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 #: What an example prints, in this order, among other things.
@@ -54,6 +58,38 @@ def test_the_page_shows_the_package_as_it_is() -> None:
     for path in sorted(AUDITED.iterdir()):
         if path.is_file():
             assert path.read_text(encoding="utf-8") in page, path.name
+
+
+def test_demo_runs_in_the_harness_without_java(tmp_path: Path) -> None:
+    done = run_command(
+        *(sys.executable, "-m", "statebackend.demo", "--rows=20000", "--customers=5000"),
+        cwd=tmp_path,
+        env=environment(PATH="", JAVA_HOME=""),
+    )
+    assert re.search("needs (PySpark 4.0|Java 17) or newer.*(pip install|found: none)", done.stdout)
+    assert "batch 6 is committed, and its output is lost" in done.stdout
+    assert "State and output equal the computation of pyarrow" in done.stdout
+
+
+def test_demo_check_names_each_difference() -> None:
+    orders = [
+        pa.table({"customer": [1, 2, 1], "cents": [5, 7, 3]}),
+        pa.table({"customer": [2], "cents": [1]}),
+    ]
+    columns = ["customer", *demo.STATES]
+    outputs = [pa.table([[2, 1], [1, 2], [7, 8], [7, 5]], columns), pa.table([[2], [2], [8], [7]], columns)]
+    state = {"orders": [2, 2], "spent": [8, 8], "largest": [5, 7]}
+
+    def stored(name: str) -> pa.Table:
+        return pa.table({"key": [1, 2], "value": state[name]})
+
+    assert demo.check(orders, outputs, stored) == []
+    state["spent"][0] = 9
+    assert demo.check(orders, outputs, stored) == [
+        "the state 'spent' differs from the computation of pyarrow"
+    ]
+    lost = demo.check(orders, [outputs[0], outputs[0]], stored)
+    assert lost[0] == "the output of batch 1 differs from the computation of pyarrow"
 
 
 @pytest.mark.slow

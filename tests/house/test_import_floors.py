@@ -69,6 +69,7 @@ CIRCLES = {("statebackend.types.serializers.scalars", "statebackend.types.serial
 OUTSIDE = ("numpy", "pyarrow")
 OUTSIDE_OF = {
     "statebackend.types.model": ("typing_extensions",),  # type checkers know it; no program imports it
+    "statebackend.demo": ("pyspark",),
     "statebackend.spark": ("pyspark", "py4j"),
     "statebackend.spark_functions": ("pyspark", "pandas"),
     "statebackend.tools.state_rows": ("duckdb",),  # for `sql`, if it is installed
@@ -84,12 +85,12 @@ def within(module: str, package: str) -> bool:
 def folder_of(module: str, packages: set[str]) -> str:
     """The folder that a module lies in: of an ``__init__``, its own; a file at the door stands for itself.
 
-    ``__main__`` is the door, like the package's own ``__init__``.
+    ``__main__`` and ``demo`` are programs: they may import all, like the package's own ``__init__``.
     """
     if module in packages:
         return module
     folder = module.rpartition(".")[0]
-    return module if folder == "statebackend" and not module.endswith("__main__") else folder
+    return module if folder == "statebackend" and not module.endswith(("__main__", ".demo")) else folder
 
 
 def python_imports(source: str, module: str, is_package: bool, *, for_types: bool = True) -> set[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from house_tools import ROOT, module
+from processes import environment, run_command
 
 pytestmark = pytest.mark.spark
 
@@ -54,16 +56,26 @@ def test_the_quickstart_runs_from_top_to_bottom(
     namespace.clear()
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
-def test_the_demo_computes_what_it_checks(spark: Any, tmp_path: Path, backend: str) -> None:
-    demo = example("demo")
-    demo.generate(tmp_path, batches=4, rows=2_000, customers=500)
-    progress: list[dict[str, Any]] = []
-    demo.start(spark, tmp_path, progress.append, backend).awaitTermination()
-    assert [each["batchId"] for each in progress] == [0, 1, 2, 3]
-    assert demo.state_is_right(tmp_path)
-    (tmp_path / "in" / "00000.parquet").unlink()
-    assert not demo.state_is_right(tmp_path)
+@pytest.mark.slow
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("options", ["--backend=heap", "--backend=rocksdb", "--mode=executors"])
+def test_demo_finds_equal_state_and_output_after_a_kill(tmp_path: Path, options: str) -> None:
+    work, temporary = tmp_path / "work", tmp_path / "tmp"
+    work.mkdir(mode=0o555)
+    temporary.mkdir()
+    small = ["--batches=3", "--rows=2000", "--customers=500", options]
+    variables = environment(TMPDIR=str(temporary))
+    done = run_command(sys.executable, "-m", "statebackend.demo", *small, cwd=work, env=variables)
+    printed = [
+        r"    0 ",
+        r"    1  committed",
+        r"kill -9",
+        r"    1  was committed",
+        r"    2 ",
+        r"State and output equal",
+    ]
+    assert re.search(".*".join(printed), done.stdout, re.S), done.stdout
+    assert [*work.iterdir(), *temporary.iterdir()] == []
 
 
 @pytest.mark.parametrize(
