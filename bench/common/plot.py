@@ -19,7 +19,7 @@ def bars(
         places = [x + (at - (len(series) - 1) / 2) * width for x, _ in there]
         drawn = axes.bar(places, [value for _, value in there], width * 0.93, label=label)
         axes.bar_label(drawn, fmt=form, fontsize=7)
-    axes.set_xticks(range(len(names)), names, fontsize=8)
+    axes.set_xticks(range(len(names)), names, fontsize=7)
     axes.set_ylabel(ylabel)
     axes.legend(fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)

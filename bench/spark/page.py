@@ -147,7 +147,7 @@ def plot(run: Mapping[str, Any], out: Path) -> None:
         f"batches of {run['arguments'][rows]:,} rows": [rates.get(f"{name}/{size}") for name in names]
         for size, rows in sizes.items()
     }
-    labels = [NAMES[name].replace("`", "").replace(", ", ",\n") for name in names]
+    labels = [NAMES[name].replace("`", "").replace(", ", ",\n").replace("With", "\nWith") for name in names]
     bars(out, labels, series, "thousand rows a second", "%.0f")
 
 

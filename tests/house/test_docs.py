@@ -87,9 +87,14 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     run_page(page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix())
 
 
-def dead_links(page: Path) -> list[str]:
+def links(page: Path) -> list[str]:
+    """The targets of a page's links to other files and to anchors."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    targets = [t for t in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:", t)]
+    return [t for t in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:", t)]
+
+
+def dead_links(page: Path) -> list[str]:
+    targets = links(page)
     dead = [t for t in targets if not (page.parent / t.partition("#")[0]).exists()]
     anchors = [(t, *t.partition("#")[::2]) for t in targets if "#" in t and t not in dead]
     return dead + [
@@ -99,6 +104,16 @@ def dead_links(page: Path) -> list[str]:
 
 def test_links_lead_somewhere() -> None:
     assert {page.name: dead for page in PAGES if (dead := dead_links(page))} == {}
+
+
+def test_each_page_is_in_the_navigation_and_within_two_clicks() -> None:
+    """The clicks begin at the README; on the site, a page is in a tab, and the first page of a tab has the others."""
+    pages = {page for page in PAGES if page.parent != ROOT}
+    nav = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    assert sorted(nav) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in pages)
+    first = {(ROOT / target.partition("#")[0]).resolve() for target in links(ROOT / "README.md")} & pages
+    second = {(page.parent / target.partition("#")[0]).resolve() for page in first for target in links(page)}
+    assert pages - first - second == set()
 
 
 def test_readme_shows_figures_of_the_benchmark() -> None:
@@ -114,10 +129,10 @@ def test_readme_shows_figures_of_the_benchmark() -> None:
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors of a page's headings, as mkdocs makes them."""
+    """The anchors of a page's headings, as mkdocs makes them, and those that it names itself."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     plain = [re.sub(r"[^\w\s-]", "", title).strip().lower() for title in re.findall(r"^#+ (.*)$", text, re.M)]
-    return {re.sub(r"[-\s]+", "-", title) for title in plain}
+    return {re.sub(r"[-\s]+", "-", title) for title in plain} | set(re.findall(r'<a id="([^"]+)">', text))
 
 
 def folders() -> dict[str, list[str]]:
