@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Find phrases that readers stumble over, in pages, docstrings, comments and messages: ``words.py [--all] [PATH ...]``.
 
-It fails if pages or code have more than LIMIT of them in 10,000 words. ``--all`` shows each one.
+It fails if pages or code have more than LIMIT of them in 10,000 words. ``--all`` shows each one. ``--sample=N`` prints N
+random sentences of the pages instead, for a reader to judge. ``--seed=S`` chooses them.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 from collections import Counter
@@ -58,11 +60,28 @@ def marks(text: str) -> Iterator[tuple[str, str]]:
                 yield name, text[max(0, found.start() - 40) : found.end() + 30].replace("\n", " ")
 
 
+def sentences(path: Path) -> Iterator[str]:
+    """The sentences of a page, and the cells of its tables, each with its place."""
+    text = re.sub(r"(?ms)^ *(```|~~~).*?^ *\1 *$|<!--.*?-->", "", path.read_text(encoding="utf-8"))
+    for heading, block in re.findall(r"(?:^#+ (.*)\n)|((?:^(?!#).*\S.*\n?)+)", text, re.M):
+        place = f"{path.relative_to(ROOT)}: {heading}" if heading else place
+        parts = re.split(r"^ *(?:[*-]|\d+[.]) |[|]", re.sub(r"\n +(?![*\d -])", " ", block), flags=re.M)
+        for part in parts:
+            for each in re.split(r"(?<=[.?!])\s+(?=[A-Z`*\[])", " ".join(part.split())):
+                if len(each.split()) > 3:
+                    yield f"{place}: {each}"
+
+
 def main(arguments: list[str]) -> int:
-    roots = [Path(a) for a in arguments if a != "--all"] or [
+    options = dict(a[2:].partition("=")[::2] for a in arguments if a.startswith("--"))
+    roots = [Path(a) for a in arguments if not a.startswith("--")] or [
         ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "docs", "statebackend")
     ]
     files = [f for root in roots for f in ([root] if root.is_file() else sorted(root.rglob("*.*")))]
+    if "sample" in options:
+        told = [each for path in files if path.suffix == ".md" for each in sentences(path)]
+        print(*random.Random(options.get("seed", "")).sample(told, int(options["sample"])), sep="\n")
+        return 0
     words, found = Counter[str](), Counter[str]()
     for path in files:
         if path.suffix in (".md", ".py", ".pyx", ".pxd"):
@@ -70,7 +89,7 @@ def main(arguments: list[str]) -> int:
             words[kind] += len(text.split())
             for name, place in marks(text):
                 found[kind] += 1
-                if "--all" in arguments:
+                if "all" in options:
                     print(
                         f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}: {name}: ...{place}..."
                     )
