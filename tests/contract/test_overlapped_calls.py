@@ -396,7 +396,7 @@ def test_a_call_inside_is_refused_or_complete(
     day_rng: random.Random,
     is_stress: bool,
 ) -> None:
-    tried = DOES if is_stress else day_rng.sample(list(DOES), 4)
+    tried = DOES if is_stress else day_rng.sample(list(DOES), 2 if backend.name == "rocksdb" else 4)
     takes_first = "step by step" in operation or operation == "add_many"  # a column is converted before
     for is_new in (False, True):
         options = (kind, form, operation, marked, expires, is_new)
@@ -431,7 +431,7 @@ def test_a_finaliser_finds_no_half_of_a_call(
         each = len(cases) // len(whole)
         cases = [case for i in range(0, len(cases), each) for case in day_rng.sample(cases[i : i + each], 3)]
     elif not is_stress:
-        cases = day_rng.sample(cases, 3)  # opening a database takes long
+        cases = day_rng.sample(cases, 1)  # opening a database takes long
     folders = (tmp_path / str(number) for number in itertools.count())
     main = threading.get_ident()
 

@@ -1,4 +1,4 @@
-"""Hashes and key groups of a million keys of all types, against a real Spark session."""
+"""Hashes and key groups of a million keys of all types, in five parts, against a real Spark session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from statebackend.keys import key_encoder
 
 key_groups = pytest.importorskip("statebackend._core.key_groups", reason="the compiled core is not built")
 
-ROWS = 60_000
+ROWS = 12_000
 MAX_PARALLELISM = 1_000
 
 Make = Callable[[np.random.Generator], pa.Array]
@@ -121,7 +121,11 @@ MAKERS.update({declared: _structs(declared) for declared in COMPOSITES})
 
 
 @pytest.mark.spark
-def test_a_million_keys_hash_as_in_spark(spark: Any, tmp_path: Path, np_rng: np.random.Generator) -> None:
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("part", range(5))
+def test_a_million_keys_hash_as_in_spark(
+    spark: Any, tmp_path: Path, np_rng: np.random.Generator, part: int
+) -> None:
     columns = {f"c{i}": make(np_rng) for i, make in enumerate(MAKERS.values())}
     table = pa.table({"row": pa.array(np.arange(ROWS)), **columns})
     pq.write_table(table, tmp_path / "keys.parquet")

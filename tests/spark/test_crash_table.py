@@ -19,7 +19,7 @@ CLASSIC, CONNECT = "### In the classic API", "### In Spark Connect"
 CELLS = list(itertools.product(BEFORE, THEN))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("before", "then"), CELLS)
 def test_a_cell(spark: Any, tmp_path: Path, before: str, then: str) -> None:
     with settings(spark, {"spark.sql.shuffle.partitions": "2"}):

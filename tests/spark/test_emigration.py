@@ -44,7 +44,7 @@ def ttl_of(mode: str) -> dict[str, int]:
 KINDS = [*CASES, "NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_query_goes_on_as_if_it_had_stayed(
     spark: Any, tmp_path: Path, rng: random.Random, kind: str

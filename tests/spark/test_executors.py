@@ -36,7 +36,7 @@ KINDS = ("host", "task", "executor", "stop")
 HOSTS: dict[str, dict[str, int] | None] = {"driver": None, "executors": {}}
 LOSSES = {"max_attempts": 10, "local_copies": True}
 #: Each takes a cluster's minute: a run without ``--stress`` has some of them.
-ONE_OF_MANY = pytest.mark.sampled(3, of="clusters")
+ONE_OF_MANY = pytest.mark.sampled(2, of="clusters")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from statebackend.testing import Harness
 TIMEOUTS = list(CASES)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("timeout", TIMEOUTS)
 def test_written_functions_give_the_same(
     spark: Any, tmp_path: Path, rng: random.Random, timeout: str
@@ -39,6 +40,7 @@ def test_rocksdb_gives_the_same(spark: Any, tmp_path: Path, rng: random.Random) 
     query.compare(pair)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
 def test_keys_of_several_columns_are_the_same(spark: Any, tmp_path: Path, zone: str) -> None:
     """Keys with nulls and of many types, frames of at most two rows, in the order of the columns."""

@@ -149,11 +149,12 @@ def run_with_kills(
 
 
 @pytest.mark.sampled(1, of="nexmark")
-def test_killed_on_the_way(spark: Any, tmp_path: Path, rng: random.Random) -> None:
-    """All six jobs in one driver, three row by row and three over columns, in 20 batches, killed twice."""
-    generate(tmp_path, files=FILES, rows=500)
+def test_killed_on_the_way(spark: Any, tmp_path: Path, rng: random.Random, is_stress: bool) -> None:
+    """All six jobs in one driver, three row by row and three over columns, in 10 batches, killed once; or 20, twice."""
+    kills = 2 if is_stress else 1
+    generate(tmp_path, files=10 * kills, rows=500)
     runs = [Run(tmp_path, name, FORMS[number % 2]) for number, name in enumerate(JOBS)]
-    run_with_kills(spark, tmp_path, runs, 1, rng, 2)
+    run_with_kills(spark, tmp_path, runs, 1, rng, kills)
 
 
 @pytest.mark.stress

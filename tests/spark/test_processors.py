@@ -46,6 +46,7 @@ def rows_of(names: Any, rng: random.Random, batch: int, keys: int = 3) -> pa.Tab
     return table(rows)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("in_pandas", [False, True], ids=["rows", "pandas"])
 @pytest.mark.parametrize("mode", MODES)
 def test_written_processors_give_the_same(
@@ -76,7 +77,7 @@ def test_random_programmes_give_the_same(spark: Any, tmp_path: Path, mode: str, 
 ZONES = {"spark.sql.session.timeZone": "America/New_York", "spark.sql.shuffle.partitions": "5"}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("in_pandas", [False, True], ids=["rows", "pandas"])
 @pytest.mark.parametrize("key", [("g",), ("s", "k"), ("x",), ("at",), ("g", "at", "k")], ids=",".join)
 def test_keys_of_every_kind_give_the_same(
@@ -99,6 +100,7 @@ def test_frames_are_cut_by_the_settings(spark: Any, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("in_pandas", [False, True], ids=["rows", "pandas"])
 def test_initial_state_gives_the_same(spark: Any, tmp_path: Path, in_pandas: bool) -> None:
     initial = spark.createDataFrame([("a", 5), ("a", 6), ("only here", 7)], "k string, start bigint").groupBy(

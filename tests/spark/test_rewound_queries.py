@@ -75,7 +75,7 @@ def files_of(folder: Path) -> set[str]:
     return {str(path) for path in found if ".rewound" not in path.parts}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("to", [GOOD - 1, None])
 def test_rewound_query_gives_what_one_without_the_bad_batches_gives(
     stream: Stream, transform: Any, to: int | None
