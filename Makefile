@@ -11,6 +11,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# Hundreds of processes of the tests import the same modules: the first keeps what it has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
