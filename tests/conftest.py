@@ -83,7 +83,7 @@ def _hashable(value: Any) -> Any:
 _PATIENT = hypothesis.settings(
     deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
-hypothesis.settings.register_profile("ci", _PATIENT, derandomize=True, database=None, max_examples=100)
+hypothesis.settings.register_profile("ci", _PATIENT, derandomize=True, database=None, max_examples=60)
 hypothesis.settings.register_profile(
     "stress", _PATIENT, max_examples=int(os.environ.get("STATEBACKEND_STRESS_EXAMPLES", "2000"))
 )

@@ -207,7 +207,7 @@ def check_flat(hours: list[tuple[int, int, int]]) -> None:
         assert after <= 1.5 * before + slack, f"{name} bytes by hour: {[each[at] for each in hours]}"
 
 
-@pytest.mark.sampled(2, of="long queries")
+@pytest.mark.sampled(1, of="long queries")
 @pytest.mark.slow
 def test_a_day_of_traffic_leaves_memory_flat(day: Day) -> None:
     hours = []

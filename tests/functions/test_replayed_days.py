@@ -63,6 +63,7 @@ def events_for(backend: str) -> int:
     return 300 if backend == "heap" else 150
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("timers", ["after_batch", "between_rows"])
 def test_counts_that_expire_are_those_of_the_live_day(backend: str, timers: str, rng: random.Random) -> None:
     events = day(rng, events_for(backend), ordered_by_user=True)
@@ -75,6 +76,7 @@ def test_counts_that_expire_are_those_of_the_live_day(backend: str, timers: str,
     assert replay(Counts(), cut(events, 20), timers, backend, restarts=3) == wanted
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("function", [Windows, Sessions], ids=["windows", "sessions"])
 def test_windows_and_sessions_are_those_of_the_live_day(
     backend: str, function: type[sb.KeyedProcessFunction], rng: random.Random
