@@ -95,9 +95,9 @@ class SparkCheckpoint:
         last = -1 if batch is None else batch
         if batch is not None:
             self._check_logs(batch)
-        offsets = self.numbered(self.folder / "offsets")
-        found = [*_after(self.numbered(self.folder / "commits"), last), *_after(offsets, last)]
-        for folder, end in self._ends(offsets, batch).items():
+        logs = [self.numbered(self.folder / name) for name in ("commits", "offsets")]
+        found = [path for log in logs for path in _after(log, last)]
+        for folder, end in self._ends(batch).items():
             found += self._of_source(folder, end, again=again)
         if batch is None:  # Spark begins at batch 0 only without any state
             return [*found, *filter(Path.exists, [self.folder / "state"])]
@@ -134,20 +134,24 @@ class SparkCheckpoint:
                     "a rewind to an earlier batch was begun: run it again" if begun else _BY_HAND,
                 )
 
-    def _ends(self, offsets: list[Numbered], batch: int | None) -> dict[Path, int]:
+    def _ends(self, batch: int | None) -> dict[Path, int]:
         """The last entry of each file source that the offsets of a batch have; -1 for before the first batch."""
-        for entry in offsets:
-            if batch is None or entry.number == batch:
-                lines = entry.path.read_text(encoding="utf-8").splitlines()
-                if len(lines) < 2 or lines[0] != "v1":
-                    raise stream_not_rewindable(
-                        "Spark's log of offsets has an unknown version", entry.path, _BY_HAND
-                    )
-                ends = {self.folder / f"sources/{at}": _log_offset(line) for at, line in enumerate(lines[2:])}
-                return {
-                    folder: -1 if batch is None else end for folder, end in ends.items() if end is not None
-                }
-        return {}
+        if batch is None:  # an attempt that was killed may have moved all offsets
+            return dict.fromkeys(self._file_sources(), -1)
+        path = self.folder / f"offsets/{batch}"
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if len(lines) < 2 or lines[0] != "v1":
+            raise stream_not_rewindable("Spark's log of offsets has an unknown version", path, _BY_HAND)
+        ends = {self.folder / f"sources/{at}": _log_offset(line) for at, line in enumerate(lines[2:])}
+        return {folder: end for folder, end in ends.items() if end is not None}
+
+    def _file_sources(self) -> Iterator[Path]:
+        """The logs of file sources, which name files; another source keeps its origin in such a folder."""
+        for folder in sorted((self.folder / "sources").glob("*")):
+            if any(
+                '"batchId":' in each.path.read_text(encoding="utf-8") for each in self.numbered(folder)[:1]
+            ):
+                yield folder
 
     def _of_source(self, folder: Path, end: int, *, again: bool) -> list[Path]:
         """The entries of a file source after ``end``. With ``again``, their input files must be there."""
@@ -159,7 +163,8 @@ class SparkCheckpoint:
         after = _after(entries, end)
         for path in after if again else ():
             for line in path.read_text(encoding="utf-8").splitlines()[1:]:
-                _check_input(line, path)
+                if json.loads(line).get("batchId", end + 1) > end:
+                    _check_input(line, path)
         return after
 
     # --- Spark's own state ---
