@@ -31,7 +31,7 @@ def restored(
         return contents(keyed, names)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("key_type", KEY_TYPES.values(), ids=KEY_TYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_checkpoints_go_anywhere(tmp_path: Path, backend: str, key_type: Any, rng: random.Random) -> None:
@@ -62,6 +62,7 @@ def test_with_and_without_compression(tmp_path: Path) -> None:
         sb.CheckpointStore(tmp_path, compression="gzip")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("fan", "smallest_base"), [(2, 1 << 30), (3, 0)])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_any_history_of_commits_aborts_and_rollbacks_restores_to_memory(
@@ -262,6 +263,7 @@ def test_the_next_snapshot_knows_what_became_of_states(tmp_path: Path) -> None:
         assert taken()["seen"] == [(1, 7), (1, sb.VOID)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_any_parallelism(tmp_path: Path, backend: str, rng: random.Random) -> None:
     """1 → 3 → 12 → 2 instances, each with its own key groups, on either backend, incrementally in between."""

@@ -73,6 +73,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "marked"), [(name, name in ("arena", "map")) for name in LARGE])
 def test_a_state_that_passes_the_memory_limit(root: Path, tmp_path: Path, name: str, marked: bool) -> None:
     checkpoint = sb.CheckpointStore(root).open(0)

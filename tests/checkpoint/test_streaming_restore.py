@@ -13,8 +13,6 @@ from processes import run, run_command
 
 import statebackend as sb
 
-pytestmark = pytest.mark.checked
-
 COUNT = sb.ValueStateDescriptor("count", int)
 TAGS = sb.ListStateDescriptor("tags", str)
 

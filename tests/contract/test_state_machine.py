@@ -501,7 +501,7 @@ class TwoBackends(RuleBasedStateMachine):
 @pytest.mark.parametrize("other", OTHERS)
 def test_backends_agree(other: Any, is_stress: bool) -> None:
     machine = type(f"Reference_and_{other}", (TwoBackends,), {"other_name": other})
-    examples = 15 if other == "rocksdb" else 60  # opening a database takes long
+    examples = 15 if other == "rocksdb" else 40  # opening a database takes long
     size = (
         {"stateful_step_count": 200} if is_stress else {"stateful_step_count": 60, "max_examples": examples}
     )

@@ -366,6 +366,7 @@ def run_both(rng: random.Random, kind: str, options: dict[str, Any]) -> None:
         keyed.close()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("update", [UpdateType.OnCreateAndWrite, UpdateType.OnReadAndWrite])
 def test_any_use_with_late_rows_is_seen_alike(kind: str, update: Any, rng: random.Random) -> None:
     """Nothing cleans up but reads and ``advance``: what a late row sees depends on what has been cleaned up."""

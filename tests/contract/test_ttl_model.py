@@ -578,7 +578,7 @@ def test_random_use_agrees_with_the_rules(
     rng: random.Random,
 ) -> None:
     options = {"update_type": update, "state_visibility": visibility, "cleanup": cleanup}
-    run(Driver(backend, tmp_path, name, WIDE, options, rng), 600 if is_stress else 100)
+    run(Driver(backend, tmp_path, name, WIDE, options, rng), 600 if is_stress else 60)
 
 
 #: Options under which the result of a read does not depend on when cleanup runs.
@@ -592,4 +592,4 @@ def test_random_use_of_long_lists_and_large_maps_agrees_with_the_rules(
     tmp_path: Path, name: str, update: Any, visibility: Any, cleanup: str, is_stress: bool, rng: random.Random
 ) -> None:
     options = {"update_type": update, "state_visibility": visibility, "cleanup": cleanup}
-    run(Driver(sb.create_backend("heap"), tmp_path, name, DEEP, options, rng), 3_000 if is_stress else 200)
+    run(Driver(sb.create_backend("heap"), tmp_path, name, DEEP, options, rng), 3_000 if is_stress else 120)

@@ -352,7 +352,7 @@ def name_of(case: Any) -> str:
     return repr(case)
 
 
-@pytest.mark.sampled(150)
+@pytest.mark.sampled(100)
 @pytest.mark.parametrize(("declared", "descriptor"), CASES, ids=name_of)
 def test_calls_with_columns_do_what_a_loop_does(
     make_keyed: MakeKeyed, clock: ManualClock, declared: t.Type, descriptor: Any, rng: random.Random
@@ -380,6 +380,7 @@ def test_calls_with_columns_do_what_a_loop_does(
     drive(config(100, Time.EventTime), at_times=True, in_spaces=rng.random() < 0.7)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("spaces", ["one", "windows", "void too"])
 @pytest.mark.parametrize("at_times", [False, True], ids=["", "times"])
 @pytest.mark.parametrize("key_type", [t.LONG, t.STRING], ids=repr)

@@ -28,8 +28,6 @@ from statebackend.state import (
 )
 from statebackend.state.ttl import StateTtlConfig
 
-pytestmark = pytest.mark.checked
-
 #: A run by default, and the full size.
 SIZES = [2_000, pytest.param(1_000_000, marks=pytest.mark.stress)]
 LARGE = [20_000, pytest.param(1_000_000, marks=pytest.mark.stress)]
@@ -80,6 +78,7 @@ def give_back(keyed: Any) -> None:
     keyed.core.arena.trim()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("how", ["clear", "clear_key", "rollback"])
 @by_type

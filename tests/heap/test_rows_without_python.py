@@ -33,7 +33,7 @@ def no_python(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, None)
 
 
-@pytest.mark.sampled(50)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("sort", SORTS)
 def test_columns_of_every_type_and_layout(sort: str, layout: str, rng: random.Random) -> None:
@@ -52,7 +52,7 @@ def test_columns_of_every_type_and_layout(sort: str, layout: str, rng: random.Ra
         assert entries.get_many(np.arange(count), np.arange(count)).null_count == 2
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("sort", SORTS_OF_KEYS)
 def test_columns_of_keys(sort: str, layout: str, rng: random.Random) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 from processes import run
-
-pytestmark = pytest.mark.checked
 
 PROGRAM = """
 import datetime, hashlib

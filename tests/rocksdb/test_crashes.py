@@ -11,8 +11,6 @@ from rocks import PRELUDE, Database, Iterator, open_database, put
 
 from statebackend.errors import StoreError
 
-pytestmark = pytest.mark.checked
-
 WRITING = """
 db = open_database(sys.argv[1], settings={"write_buffer_size": 1 << 16, "level0_file_num_compaction_trigger": 2})
 a = db.column_family("a")
