@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Find phrases that readers stumble over, in pages, docstrings, comments and messages: ``words.py [--all] [PATH ...]``.
 
-It fails if pages or code have more than LIMIT of them in 10,000 words. ``--all`` shows each one. ``--sample=N`` prints N
-random sentences of the pages instead, for a reader to judge. ``--seed=S`` chooses them.
+It fails if pages or code have more than LIMIT of them in 10,000 words. ``--all`` shows each one.
+``--sample=N`` prints N random sentences of the pages instead, for a reader to judge. ``--seed=S`` chooses them.
 """
 
 from __future__ import annotations
@@ -62,9 +62,11 @@ def marks(text: str) -> Iterator[tuple[str, str]]:
 
 def sentences(path: Path) -> Iterator[str]:
     """The sentences of a page, and the cells of its tables, each with its place."""
+    place = ""
     text = re.sub(r"(?ms)^ *(```|~~~).*?^ *\1 *$|<!--.*?-->", "", path.read_text(encoding="utf-8"))
     for heading, block in re.findall(r"(?:^#+ (.*)\n)|((?:^(?!#).*\S.*\n?)+)", text, re.M):
-        place = f"{path.relative_to(ROOT)}: {heading}" if heading else place
+        if heading:
+            place = f"{path.relative_to(ROOT)}: {heading}"
         parts = re.split(r"^ *(?:[*-]|\d+[.]) |[|]", re.sub(r"\n +(?![*\d -])", " ", block), flags=re.M)
         for part in parts:
             for each in re.split(r"(?<=[.?!])\s+(?=[A-Z`*\[])", " ".join(part.split())):
