@@ -55,10 +55,10 @@ def surroundings(run: Mapping[str, Any]) -> str:
 
 
 def figures(run: Mapping[str, Any]) -> list[str]:
-    """The table of the ratios: first the ratios of batches of one size."""
+    """The table of the ratios of contenders with batches of one size."""
     lines = ["| statebackend | rows/s | compared with | rows/s | ratio |", "|---|---|---|---|---|"]
     rows = [row for row in run["rows"] if row["figure"] != EXECUTORS]
-    for row in sorted(rows, key=lambda each: each["sizes"][0] != each["sizes"][1]):
+    for row in (each for each in rows if len(set(each["sizes"])) == 1):
         ours, peer = row["sizes"]
         lines.append(
             f"| {NAMES[row['contender']].removeprefix('statebackend, ')}, {ours} | {_rate(row['ours'])} "
