@@ -238,11 +238,9 @@ def shown(outcome: str) -> str:
     return outcome if outcome == "exact" else f"`{outcome.rpartition('.')[2]}`"
 
 
-def cells_of(page: str, heading: str) -> dict[tuple[str, str], str]:
-    """What the page says of each cell, in the table below a heading."""
-    _, found, rest = page.partition(heading)
-    assert found, f"the page has no {heading!r}"
-    rows = re.search(r"(?:^\|.*\n)+", rest, re.M)
+def cells_of(page: str) -> dict[tuple[str, str], str]:
+    """What the page says of each cell in the classic API."""
+    rows = re.search(r"(?:^\|.*\n)+", page.partition("## What becomes of a batch")[2], re.M)
     lines = [[each.strip() for each in line.strip("|\n").split("|")] for line in rows[0].splitlines()]
     heads = lines[0][1:]
     return {(line[0], head): each for line in lines[2:] for head, each in zip(heads, line[1:], strict=True)}
