@@ -120,7 +120,7 @@ def test_changes_of_many_batches_equal_the_recorded_truth(
     check_changes(tmp_path, truth, ids)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("piece", [1 << 20, 40])
 @pytest.mark.parametrize("key_type", [int, "struct<a:bigint,b:string>"])
 @pytest.mark.parametrize("backend", BACKENDS)
