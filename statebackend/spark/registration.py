@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 def register(spark: SparkSession) -> None:
     """Let a session read state: ``spark.read.format("statebackend").load("state of the query")``.
 
+    With Spark 4.2, ``spark.readStream`` streams the change feed: pass ``readChangeFeed``.
+
     The options have the names of Spark's own source of state: ``batchId`` (default: the newest), ``stateVarName`` (may
     be left out if there is one state), ``readRegisteredTimers``, ``flattenCollectionTypes``, ``readChangeFeed``,
     ``changeStartBatchId`` and ``changeEndBatchId``. ``keys`` is a JSON list of keys to read. Executors need the

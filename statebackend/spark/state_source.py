@@ -1,25 +1,26 @@
 """State as a data source of Spark, ``spark.read.format("statebackend")``, with the names of Spark's own source.
 
-Spark makes the source in Python workers of the driver's machine and reads it in those of the executors, so all need
-this library.
+``spark.readStream`` streams the change feed. Spark makes the source in Python workers of the driver's machine and reads
+it in those of the executors, so all need this library.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from statebackend import tools
-from statebackend.checkpoint import Checkpoint, CheckpointReader
+from statebackend.checkpoint import Checkpoint, CheckpointReader, CheckpointStore
 from statebackend.checkpoint.keyed.state_source import Selection, selection_of
+from statebackend.checkpoint.store.log import LogState
 from statebackend.errors import UsageError, usage
 from statebackend.runtime.batch_identity import BatchRecord
 from statebackend.tools.sources import CheckpointSource, source_of
@@ -61,6 +62,16 @@ class StateDataSource(DataSource):  # type: ignore[misc, unused-ignore]
     def reader(self, schema: StructType) -> _Reader:
         return _Reader(_Scan(self.options), schema)
 
+    def streamReader(self, schema: StructType) -> _StreamReader:
+        if not hasattr(DataSourceStreamReader, "getDefaultReadLimit"):
+            raise usage.option("readStream needs Spark 4.2", hint="use spark.read")
+        scan = _Scan(self.options)
+        if not scan.is_feed:
+            raise usage.option(
+                "readStream streams the change feed only", hint='write .option("readChangeFeed", "true")'
+            )
+        return _StreamReader(scan, schema)
+
 
 class _Reader(DataSourceReader):  # type: ignore[misc, unused-ignore]
     def __init__(self, scan: _Scan, schema: StructType) -> None:
@@ -72,10 +83,34 @@ class _Reader(DataSourceReader):  # type: ignore[misc, unused-ignore]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         at, groups = partition.value
-        target = to_arrow_schema(self._schema, timezone="UTC")
-        for table in self._scan.read(groups):
-            numbers = pa.repeat(pa.scalar(at, pa.int32()), table.num_rows)
-            yield from table.append_column("partition_id", numbers).cast(target).to_batches()
+        yield from _as_batches(self._scan.read(groups), at, self._schema)
+
+
+def _as_batches(tables: Iterable[pa.Table], partition: int, schema: StructType) -> Iterator[pa.RecordBatch]:
+    target = to_arrow_schema(schema, timezone="UTC")
+    for table in tables:
+        numbers = pa.repeat(pa.scalar(partition, pa.int32()), table.num_rows)
+        yield from table.append_column("partition_id", numbers).cast(target).to_batches()
+
+
+class _StreamReader(DataSourceStreamReader):  # type: ignore[misc, unused-ignore]
+    """The change feed as a stream. An offset has the newest batch that was read, and the store's incarnation."""
+
+    def __init__(self, scan: _Scan, schema: StructType) -> None:
+        self._scan = scan
+        self._schema = schema
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"incarnation": self._scan.log_state().incarnation, "batch": self._scan.since()}
+
+    def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, Any]:
+        return {**start, "batch": self._scan.retained(start)[-1]}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [InputPartition((start, end))] if start != end and self._scan.retained(start, end) else []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from _as_batches(self._scan.changes_between(*partition.value), 0, self._schema)
 
 
 class FilteringDataSource(StateDataSource):
@@ -117,6 +152,10 @@ class _Scan:
             return None if given is None else int(given)
         except ValueError:
             raise usage.option(f"unknown {name} {given!r}; expected the number of a batch") from None
+
+    @property
+    def is_feed(self) -> bool:
+        return self._is_on("readChangeFeed")
 
     def _is_on(self, name: str, default: bool = False) -> bool:
         given = str(self._options[name] or default).lower()
@@ -179,7 +218,7 @@ class _Scan:
         config = None if self._source.key_type is None else self._source.key_type.config()
         if self._is_on("readRegisteredTimers"):
             yield from self._timers(0)
-        elif self._is_on("readChangeFeed"):
+        elif self.is_feed:
             rows = empty_table(self._source.states()[self._name].to_json(), config, self._source.where)
             yield self._as_feed(rows.append_column("old_value", rows["value"]), [], [])
         else:
@@ -196,15 +235,17 @@ class _Scan:
         for each in filters:
             kind = type(each).__name__
             if getattr(each, "attribute", None) == ("key", names[0]) and kind in ("EqualTo", "In"):
-                return _Scan(
-                    {**{k: v for k, v in self._options.items() if v is not None}, "batchId": str(self._id)},
-                    list(each.value) if kind == "In" else [each.value],
-                )
+                keys = list(each.value) if kind == "In" else [each.value]
+                return _Scan({**self._given, "batchId": str(self._id)}, keys)
         return self
+
+    @property
+    def _given(self) -> dict[str, str]:
+        return {name: value for name, value in self._options.items() if value is not None}
 
     def partitions(self) -> list[tuple[int, list[int]]]:
         """The number and the key groups of each partition."""
-        is_whole = self._is_on("readRegisteredTimers") or self._is_on("readChangeFeed")
+        is_whole = self._is_on("readRegisteredTimers") or self.is_feed
         groups = np.arange(self._source.max_parallelism or 1)
         selected = self._selection().key_groups
         if selected is not None:
@@ -221,7 +262,7 @@ class _Scan:
     def read(self, groups: list[int]) -> Iterator[pa.Table]:
         if self._is_on("readRegisteredTimers"):
             yield from self._timers(None)
-        elif self._is_on("readChangeFeed"):
+        elif self.is_feed:
             yield from self._changes()
         else:
             yield from self._rows(groups)
@@ -262,25 +303,63 @@ class _Scan:
             key = pa.StructArray.from_arrays(fields, names if len(names) > 1 else self._key_names)
             yield pa.table({"key": key, "expiration_timestamp_ms": table["time"], "domain": table["domain"]})
 
-    def _changes(self) -> Iterator[pa.Table]:
-        start = self._number("changeStartBatchId")
-        before = [each for each in self._reader.checkpoints() if start is None or each < start]
+    def since(self) -> int:
+        """The checkpoint before the first changes of the feed."""
+        start, ids = self._number("changeStartBatchId"), self._reader.checkpoints()
+        before = [each for each in ids if start is None or each < start]
         if not before:
             raise UsageError(
                 f"cannot read the changes of batch {start}: the store has no checkpoint before it",
                 code="USAGE.NO_CHECKPOINT",
                 detail=self._source.where,
-                hint=f"give a changeStartBatchId above {min(self._reader.checkpoints())}",
+                hint=f"give a changeStartBatchId above {min(ids)}",
             )
-        since = min(before) if start is None else max(before)
-        until = self._number("changeEndBatchId")
+        return min(before) if start is None else max(before)
+
+    def _changes(self) -> Iterator[pa.Table]:
+        yield self._changes_of(self.since(), self._number("changeEndBatchId"))
+
+    def _changes_of(self, since: int, until: int | None) -> pa.Table:
         rows = tools.changes(self._reader, self._name, since=since, until=until).to_table()
         names = self._key_names if isinstance(self._source.key_type, RowType) else ["key"]
         keys = [rows[name].combine_chunks() for name in names]
         key = keys[0] if names == ["key"] else pa.StructArray.from_arrays(keys, names)
         kept = rows.drop_columns(names).append_column("key", key)
         types = pc.if_else(pc.equal(rows["change_type"], "delete"), "delete", "update")
-        yield self._as_feed(kept, rows["batch_id"], types)
+        return self._as_feed(kept, rows["batch_id"], types)
+
+    def log_state(self) -> LogState:
+        state = CheckpointStore(str(self._options["path"])).log_state()
+        assert state is not None  # a checkpoint was opened
+        return state
+
+    def retained(self, *offsets: dict[str, Any]) -> list[int]:
+        """The retained batches, if the stream of these offsets can go on."""
+        state = self.log_state()
+        ids = [each.checkpoint_id for each in state.kept]
+        for each in offsets:
+            if each["incarnation"] != state.incarnation:
+                raise UsageError(
+                    f"the stream is at batch {each['batch']} of a store that was rewound or reset since",
+                    code="CHANGES.REWOUND",
+                    detail=self._source.where,
+                    hint="start a new stream with another checkpointLocation; the changes of old batches may not hold",
+                )
+            if each["batch"] not in ids:
+                raise UsageError(
+                    f"the changes after batch {each['batch']} are no longer retained",
+                    code="CHANGES.GONE",
+                    detail=f"{self._options['path']}; there are {', '.join(map(str, ids)) or 'none'}",
+                    hint="start a new stream with another checkpointLocation, and let the store retain more",
+                )
+        return ids
+
+    def changes_between(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[pa.Table]:
+        """The changes from one offset of a stream to another."""
+        scan = _Scan({**self._given, "batchId": str(end["batch"])}, self._keys)
+        table = scan._changes_of(start["batch"], end["batch"])
+        self.retained(start, end)  # the store has not changed meanwhile
+        yield table
 
     def _as_feed(self, rows: pa.Table, batches: Any, types: Any) -> pa.Table:
         """Changes with Spark's columns and its two types of change."""

@@ -11,6 +11,7 @@ from local_spark import spark
 
 import statebackend as sb
 from statebackend.runtime.batch_identity import BatchRecord
+from statebackend.spark.state_source import StateDataSource
 
 __all__ = ["spark"]
 pytestmark = pytest.mark.spark
@@ -85,6 +86,69 @@ def test_keys_and_filters_select(spark: Any, state: Path) -> None:
             assert pushed.where(where).select("value.value").collect() == [(10,)]
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def stream(spark: Any, state: Path, folder: Path, **options: Any) -> list[tuple[int, str, str, Any]]:
+    """All that a stream of changes has written, after it has taken what there is."""
+    sb.spark.register(spark)
+    reader = spark.readStream.format("statebackend").option("stateVarName", "total").options(**options)
+    frame = reader.option("readChangeFeed", "true").load(str(state))
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(folder / "stream"))
+    query = writer.trigger(availableNow=True).start(str(folder / "out"))
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+    rows = spark.read.parquet(str(folder / "out")).selectExpr(
+        "batch_id", "change_type", "key.user", "value.value"
+    )
+    return sorted(map(tuple, rows.collect()))
+
+
+def commit_total(state: Path, batches: range) -> None:
+    """Batches that add 1 to the total of ann."""
+    with sb.CheckpointStore(state, retain=3).open_for_writing() as store:
+        restore = store.open_latest()
+        with sb.create_backend("heap").create_keyed_backend(
+            str, max_parallelism=16, restore=restore
+        ) as keyed:
+            total = keyed.get_reducing_state(sb.ReducingStateDescriptor("total", "sum", int))
+            for batch in batches:
+                total.add_many(["ann"], [1])
+                record = BatchRecord(key=("user",)).to_json()
+                store.commit(batch, [keyed.snapshot(batch, store).result()], batch=record)
+
+
+def test_stream_goes_on_where_it_was_and_fails_after_a_rewind(
+    spark: Any, state: Path, tmp_path: Path
+) -> None:
+    expected = [
+        (1, "update", "ann", 2),
+        (1, "update", "bob", 10),
+        (2, "delete", "bob", None),
+        (2, "update", "ann", 3),
+    ]
+    assert stream(spark, state, tmp_path) == expected
+    commit_total(state, range(3, 5))
+    expected += [(3, "update", "ann", 4), (4, "update", "ann", 5)]
+    assert stream(spark, state, tmp_path) == expected
+    commit_total(state, range(5, 9))
+    options = {"path": str(state), "stateVarName": "total"}
+    reader = StateDataSource({**options, "readChangeFeed": "true"}).streamReader(None)
+    gone = {**reader.initialOffset(), "batch": 4}
+    with pytest.raises(sb.UsageError, match="after batch 4 are no longer retained") as caught:
+        reader.latestOffset(gone, None)
+    assert caught.value.code == "CHANGES.GONE"
+    start, end = reader.initialOffset(), reader.latestOffset(reader.initialOffset(), None)
+    (partition,) = reader.partitions(start, end)
+    sb.tools.rewind(state, to=7, checkpoint_location=None)
+    with pytest.raises(sb.UsageError, match="no longer|no checkpoint"):
+        list(reader.read(partition))
+    with pytest.raises(sb.UsageError, match="rewound or reset since") as caught:
+        reader.partitions(start, end)
+    assert caught.value.code == "CHANGES.REWOUND"
+    with pytest.raises(sb.UsageError, match="streams the change feed only"):
+        StateDataSource(options).streamReader(None)
 
 
 def test_change_feed_has_the_types_of_spark(spark: Any, state: Path) -> None:
