@@ -319,6 +319,8 @@ class BatchRecord(NamedTuple):
     targets: dict[str, str] | None = None
     #: When rows with a time last came, by the clock, in milliseconds; None if the job does not ask.
     rows_at: int | None = None
+    #: The entries of the engine's log from which it goes on after the batch, so that `rewind` can write them again.
+    log: dict[str, Json] | None = None
 
     def to_json(self) -> dict[str, object]:
         return self._asdict()
@@ -347,6 +349,7 @@ def _is_understood(found: object) -> bool:
     return (
         all(isinstance(found.get(name), (str, type(None))) for name in _TEXTS)
         and (targets is None or isinstance(targets, dict))
+        and isinstance(found.get("log"), (dict, type(None)))
         and type(found.get("rows_at")) in (int, type(None))
         and (key is None or (isinstance(key, (list, tuple)) and all(isinstance(each, str) for each in key)))
         and (

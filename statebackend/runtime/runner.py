@@ -19,7 +19,7 @@ from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import BatchGapError, UsageError, usage
 from statebackend.keys import KeyGroupRange
 from statebackend.runtime.batch_identity import BatchRecord, BatchSource, Identity
-from statebackend.runtime.batch_progress import GrowthWatch, Stopwatch
+from statebackend.runtime.batch_progress import GrowthWatch, Json, Stopwatch
 from statebackend.runtime.batch_rows import Batch
 from statebackend.runtime.execution import BatchResult, BatchTime, CheckpointTimes, Execution, LocalExecution
 from statebackend.runtime.job import Job
@@ -170,7 +170,7 @@ class Runner:
     ``location`` where it keeps its place in that. Manifests have the ``name`` that the engine shows for it.
     ``delivered`` names the outputs that have a sink, with the columns that cut each into files; None: all have, whole.
     ``target_of`` is given the name of an output, the batch and the incarnation, and says what the batch becomes in the
-    sink of that: the manifest keeps it.
+    sink of that: the manifest keeps it. ``log_of`` reads the engine's log of a batch, for the manifest.
     ``execution`` makes the execution from the value that `LocalExecution` takes.
     ``start`` says how a new store begins; by default with no state, at batch 0.
     Any error of a commit closes it, because memory may then differ from the committed state.
@@ -190,6 +190,7 @@ class Runner:
         stream: str | None = None,
         location: str | None = None,
         name: str | None = None,
+        log_of: Callable[[int], dict[str, Json] | None] | None = None,
         execution: Callable[..., Execution] = LocalExecution,
     ) -> None:
         self._job = job
@@ -200,6 +201,7 @@ class Runner:
         self._stream = stream
         self._location = location
         self._name = name
+        self._log_of = log_of
         self._execution: Execution | None = None
         self._time = BatchTime(job, clock, store)
         self._newest: Checkpoint | None = None
@@ -361,6 +363,7 @@ class Runner:
             told_by,
             targets,
             times.rows_at,
+            None if self._log_of is None else self._log_of(batch_id),
         )
         with watch.part("commit"):
             self._newest = self._store.commit(

@@ -27,7 +27,7 @@ from statebackend.errors import StateBackendError, UsageError, usage
 from statebackend.functions import WholeKeysFunction
 from statebackend.runtime import CommittedBatch, Job, Runner
 from statebackend.runtime.batch_identity import Identity
-from statebackend.runtime.batch_progress import Figures, Stopwatch, describe
+from statebackend.runtime.batch_progress import Figures, Json, Stopwatch, describe
 from statebackend.runtime.function_calls import is_interrupt, summary
 from statebackend.runtime.live_view import StateView, no_view
 from statebackend.runtime.runner import check_start
@@ -269,6 +269,10 @@ class StatefulBatches:
             found = self._query_run.plan(batch_id)
         return found
 
+    def _log_of(self, batch_id: int) -> dict[str, Json] | None:
+        """The entries of Spark's log that the manifest of a batch keeps."""
+        return None if self._spark_log is None else self._spark_log.entries(batch_id)
+
     def _deliver(
         self, frame: DataFrame, batch_id: int, runner: Runner, committed: CommittedBatch, watch: Stopwatch
     ) -> list[Figures]:
@@ -391,6 +395,7 @@ class StatefulBatches:
             stream=query.id,
             location=None if query_run is None else shown_location(query_run.location()),
             name=None if query_run is None else query_run.name,
+            log_of=self._log_of,
             execution=self._way.execution(frame, self._job),
         )
 

@@ -183,8 +183,20 @@ class SparkLog:
 
     def plan(self, batch_id: int) -> str | None:
         """The entry of a batch in Spark's offset log; None if its file cannot be read."""
+        return self._entry(f"offsets/{batch_id}")
+
+    def entries(self, batch_id: int) -> dict[str, Json]:
+        """The plan of a batch, where the sources ended before it, and the commit of the batch before it."""
+        before = self.plan(batch_id - 1)
+        return {
+            "plan": self.plan(batch_id),
+            "before": None if before is None else [*before.splitlines()[2:]],
+            "done": self._entry(f"commits/{batch_id - 1}"),
+        }
+
+    def _entry(self, name: str) -> str | None:
         try:
-            with open(f"{self.folder}/offsets/{batch_id}", encoding="utf-8") as file:
+            with open(f"{self.folder}/{name}", encoding="utf-8") as file:
                 return file.read()
         except (OSError, ValueError):
             return None

@@ -68,12 +68,14 @@ def rewind(
         if take_backs and to is None:
             _check_complete(opened, committed)
         stream = None if checkpoint_location is None else _stream_of(opened, checkpoint_location)
-        moved = [] if stream is None else stream.files_after(to)
-        result = Rewound(to, taken_back, [str(path) for path in moved])
+        lost = _lost_entries(stream, opened, committed, to)
+        moved = [] if stream is None else stream.files_after(to, lost)
+        result = Rewound(to, taken_back, [str(path) for path in moved], [*lost])
         _warn_of_left(sink, taken_back)
         if dry_run:
             return result
         if stream is not None:
+            stream.write(lost)
             stream.move(moved, opened.incarnation)
         newest = opened.incarnation  # the loop changes it
         for at, batch in reversed(list(enumerate(taken_back))) if take_backs else []:
@@ -104,6 +106,16 @@ def _stream_of(store: CheckpointStore, location: str | os.PathLike[str]) -> Spar
             check_stream(stream, store.open(newest), store.uri)
             break
     return stream
+
+
+def _lost_entries(
+    stream: SparkCheckpoint | None, store: CheckpointStore, committed: list[int], to: int | None
+) -> dict[str, str]:
+    """The entries of Spark's logs that a rewind writes again, from the manifests of a batch and the next one."""
+    if stream is None or to is None:
+        return {}
+    logs = [(each, BatchRecord.of(store.open(each).manifest).log) for each in committed if each >= to][:2]
+    return stream.lost_entries(to, {batch: log for batch, log in logs if log is not None})
 
 
 def check_stream(stream: SparkCheckpoint, checkpoint: Checkpoint, store: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 _MOST_SHOWN = 10
 
@@ -104,6 +104,8 @@ class Rewound(_Result):
     taken_back: list[TakenBack]
     #: The files of Spark's checkpointLocation that were moved.
     moved: list[str]
+    #: The entries of Spark's logs that were written again, because Spark had removed them.
+    written: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, repr=False)

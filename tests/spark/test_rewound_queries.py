@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from local_spark import settings
 from spark_streams import Stream, Total, len_of, numbers, spark, stream
 
 import statebackend as sb
@@ -161,3 +162,25 @@ def test_rewind_changes_nothing_if_the_stream_cannot_go_back(stream: Stream) -> 
     data.write_bytes(whole)
     stream.lose(1, "commits")
     refused("no commits/1")
+
+
+#: Spark keeps few entries of its logs.
+FORGETS = {
+    "spark.sql.streaming.minBatchesToRetain": "1",
+    "spark.sql.streaming.fileSource.log.compactInterval": "2",
+    "spark.sql.streaming.fileSource.log.cleanupDelay": "0",
+}
+
+
+def test_query_is_rewound_behind_the_log_of_spark(stream: Stream) -> None:
+    for rows in (*ROWS, *ROWS):
+        stream.add(numbers(*rows))
+    with settings(stream.spark, FORGETS):
+        run(stream, Total(), None)
+        expected = published(stream.folder)
+        assert not (stream.folder / "stream/sources/0/2").exists()
+        written = rewind(stream.folder, 2).written
+        assert written == ["sources/0/2.compact", "offsets/2", "commits/2", "offsets/1"]
+        run(stream, Total(), None)
+    assert published(stream.folder) == expected
+    assert len(expected) == 2 * len(ROWS)
