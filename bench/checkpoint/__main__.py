@@ -1,4 +1,4 @@
-"""Measures checkpoints: ``python -m bench.checkpoint P5 P10 P11 P23 slow-down operator many retained``; default: all.
+"""Measures checkpoints: ``python -m bench.checkpoint P5 P10 P11 P23 slow-down operator many retained reads``; default: all.
 
 Prints a table and writes ``build/bench/checkpoint.json``. Nothing else should run on the machine meanwhile. ``--n``
 entries, ``--folder`` on the disk that is to be measured.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.checkpoint import amplification, costs, many, operator_lists
+from bench.checkpoint import amplification, costs, many, operator_lists, reads
 from bench.common.report import Report
 
 CHANGED = (1000, 10_000, 100_000, 1_000_000)
@@ -116,6 +116,16 @@ def retained(report: Report, args: argparse.Namespace) -> None:
         report.row("retained", "checkpoints kept after the last batch", taken["kept"], "checkpoints")
 
 
+def reads_of(report: Report, args: argparse.Namespace) -> None:
+    taken = reads.reads(args.n, args.samples, args.folder)
+    what = f"{args.n:,} entries of LONG"
+    report.row("reads", f"one key of a closed store, {what}; at most 60", taken["one"], "ms")
+    report.row("reads", f"100 random keys, {what}; at most 1500", taken["hundred"], "ms")
+    report.row("reads", f"a key of a live view, of 100,000, {what}; at most 5", taken["live"], "us")
+    report.row("reads", f"scan of the store, {what}; at least 5", taken["scan"], "M entries/s")
+    report.row("reads", f"memory of a scan, {what}; at most 200", taken["memory"], "MB")
+
+
 FIGURES = {
     "P5": p5,
     "P10": p10,
@@ -125,6 +135,7 @@ FIGURES = {
     "operator": operator,
     "many": many_of,
     "retained": retained,
+    "reads": reads_of,
 }
 
 

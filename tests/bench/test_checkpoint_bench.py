@@ -32,6 +32,16 @@ def test_full_checkpoints_are_reported_for_numbers_and_for_structs(
     assert min(peaks) >= 1
 
 
+@needs_proc
+def test_reads_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench", "reads", "--n", "3000", "--samples", "1"])
+    main()
+    rows = json.loads((tmp_path / "build/bench/checkpoint.json").read_text())["rows"]
+    assert [row["figure"] for row in rows] == ["reads"] * 5
+    assert min(row["ours"] for row in rows) > 0
+
+
 @pytest.mark.parametrize("layout", costs.LAYOUTS)
 def test_every_layout_can_be_filled_and_read(layout: str) -> None:
     keyed, (state,) = costs.filled(1000, layout)
