@@ -60,7 +60,7 @@ def frames_by_key(batch: pa.RecordBatch, names: Sequence[str], timezone: str, mo
 
     A null among numbers is NaN, which is not a key of others.
     """
-    rows = grouped(batch, names, nulls_apart=True)
+    rows = grouped(batch, names, nan_apart=True, nulls_apart=True)
     frame = frame_of(rows.batch, timezone)
     places = [batch.schema.get_field_index(name) for name in names]
     starts, first = rows.starts, rows.first_rows()

@@ -79,11 +79,17 @@ class Grouped(NamedTuple):
         return self.batch.take(pa.array(self.starts))
 
 
-def grouped(batch: pa.RecordBatch, names: Sequence[str], *, nulls_apart: bool = False) -> Grouped:
-    """Sort the rows of a batch by the columns of its key. With ``nulls_apart``, numbers that are null are not equal."""
+def grouped(
+    batch: pa.RecordBatch, names: Sequence[str], *, nan_apart: bool = False, nulls_apart: bool = False
+) -> Grouped:
+    """Sort the rows of a batch by the columns of its key.
+
+    With ``nan_apart``, each row with NaN is a group of its own, as Python compares NaN; with ``nulls_apart``, also
+    each row with a number that is null.
+    """
     order = sorted_by(batch, names)
     rows = batch if order is None else batch.take(order)
-    return Grouped(rows, _ends([rows.column(name) for name in names], nulls_apart))
+    return Grouped(rows, _ends([rows.column(name) for name in names], nan_apart, nulls_apart))
 
 
 def rows_by_key(
@@ -93,7 +99,7 @@ def rows_by_key(
 
     With ``most``, a key comes once for each so many rows.
     """
-    found = grouped(batch, names)
+    found = grouped(batch, names, nan_apart=True)
     if most is not None:
         cuts = [range(start + most, end, most) for start, end in zip(found.starts, found.ends, strict=True)]
         ends = np.union1d(found.ends, np.array(list(chain.from_iterable(cuts)), np.int64))
@@ -193,7 +199,7 @@ def _as_struct(column: pa.Array) -> pa.StructArray:
     return pa.StructArray.from_arrays([column], names=["key"])
 
 
-def _ends(keys: Sequence[pa.Array], nulls_apart: bool) -> NDArray[np.int64]:
+def _ends(keys: Sequence[pa.Array], nan_apart: bool, nulls_apart: bool) -> NDArray[np.int64]:
     """Where the rows of each key end, among rows that are sorted by key."""
     count = len(keys[0])
     if not count:
@@ -207,8 +213,8 @@ def _ends(keys: Sequence[pa.Array], nulls_apart: bool) -> NDArray[np.int64]:
             encoded = encoded_keys(key_encoder(ROW(key=of(column.type))), _as_struct(column))
             numbers = canonical_column(encoded).dictionary_encode().indices.to_numpy()
             differs |= numbers[1:] != numbers[:-1]
-            if nulls_apart and pa.types.is_floating(column.type):
-                differs |= pc.fill_null(pc.is_nan(column), True).to_numpy(zero_copy_only=False)[1:]
+            if nan_apart and pa.types.is_floating(column.type):
+                differs |= pc.fill_null(pc.is_nan(column), nulls_apart).to_numpy(zero_copy_only=False)[1:]
         else:
             other = pc.not_equal(column.slice(1), column.slice(0, count - 1))
             valid = column.is_valid().to_numpy(zero_copy_only=False)
