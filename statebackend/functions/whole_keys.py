@@ -35,6 +35,8 @@ class WholeKeysFunction(BatchProcessFunction):
     name: str
     #: The settings of the session that it depends on.
     settings: tuple[str, ...] = ()
+    #: Its own settings that a restart must not change, by the engine's name.
+    fixed: Mapping[str, str] = {}
 
     def on_frame(self, frame: EngineFrame) -> EventTime | None:
         """Get ready for batches of such frames; return the event time that the job is to have."""

@@ -321,6 +321,8 @@ class BatchRecord(NamedTuple):
     rows_at: int | None = None
     #: The entries of the engine's log from which it goes on after the batch, so that `rewind` can write them again.
     log: dict[str, Json] | None = None
+    #: The settings of the function that a restart must not change.
+    fixed: dict[str, str] | None = None
 
     def to_json(self) -> dict[str, object]:
         return self._asdict()
@@ -345,11 +347,10 @@ class BatchRecord(NamedTuple):
 def _is_understood(found: object) -> bool:
     if not isinstance(found, dict):
         return False
-    key, identity, targets = found.get("key"), found.get("identity"), found.get("targets")
+    key, identity = found.get("key"), found.get("identity")
     return (
         all(isinstance(found.get(name), (str, type(None))) for name in _TEXTS)
-        and (targets is None or isinstance(targets, dict))
-        and isinstance(found.get("log"), (dict, type(None)))
+        and all(isinstance(found.get(name), (dict, type(None))) for name in ("targets", "log", "fixed"))
         and type(found.get("rows_at")) in (int, type(None))
         and (key is None or (isinstance(key, (list, tuple)) and all(isinstance(each, str) for each in key)))
         and (

@@ -199,6 +199,11 @@ class Job:
         """The settings of the engine's session that the function depends on."""
         return getattr(self.function, "settings", ())
 
+    @property
+    def fixed(self) -> dict[str, str]:
+        """The settings of the function that a restart must not change."""
+        return dict(getattr(self.function, "fixed", {}))
+
     def on_frame(self, frame: EngineFrame) -> Job:
         """The job for batches of such frames; itself, unless the function depends on them."""
         if not isinstance(self.function, WholeKeysFunction):

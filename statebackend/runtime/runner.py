@@ -28,6 +28,7 @@ from statebackend.runtime.output import CommittedBatch, check_deliverable
 from statebackend.runtime.start_checks import (
     StartFrom,
     beginning_of,
+    check_fixed,
     check_key_columns,
     other_query,
 )
@@ -124,12 +125,13 @@ def _identity_text(identity: Identity | None) -> str:
 
 
 def newest_of(job: Job, store: CheckpointStore) -> Checkpoint | None:
-    """The newest checkpoint; `StateMigrationError` if a job with other key columns made it."""
+    """The newest checkpoint; `StateMigrationError` if a job with another key or other fixed settings made it."""
     newest = store.latest()
     if newest is None:
         return None
     checkpoint = store.open(newest)
     check_key_columns(checkpoint, job.columns, store.uri)
+    check_fixed(checkpoint, job.fixed, store.uri)
     return checkpoint
 
 
@@ -364,6 +366,7 @@ class Runner:
             targets,
             times.rows_at,
             None if self._log_of is None else self._log_of(batch_id),
+            self._job.fixed or None,
         )
         with watch.part("commit"):
             self._newest = self._store.commit(

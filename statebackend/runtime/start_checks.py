@@ -241,6 +241,21 @@ def check_key_columns(checkpoint: Checkpoint, columns: tuple[str, ...], uri: str
         )
 
 
+def check_fixed(checkpoint: Checkpoint, fixed: Mapping[str, str], uri: str) -> None:
+    """Raise if the function that made the checkpoint had other settings that a restart must not change."""
+    noted = BatchRecord.of(checkpoint.manifest).fixed or {}
+    for name in fixed:
+        before = noted.get(name, fixed[name])
+        if before != fixed[name]:
+            raise StateMigrationError(
+                f"[STATE_STORE_INVALID_CONFIG_AFTER_RESTART] Cannot change {name} from {before} to {fixed[name]} "
+                "between restarts",
+                code="STATE_MIGRATION.CONFIG",
+                detail=uri,
+                hint=f"set {name} to {before}, or begin with a new state=",
+            )
+
+
 def other_query(error: UsageError, store: CheckpointStore, location: str | None) -> UsageError:
     """The error for a store of another query, which may also be this query after it lost its place in the stream.
 

@@ -128,6 +128,7 @@ def _batches(
         key=names,
         output_schema=schema,
         time_mode=time_mode_of(time_mode),
+        output_mode=output_mode,
         event_time=event_time,
         initial_state=None if initial_state is None else grouped_rows(initial_state, names),
     )

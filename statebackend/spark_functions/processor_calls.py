@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping
+from time import perf_counter
 from typing import Any
 
 import pyarrow as pa
@@ -60,6 +61,7 @@ class ProcessorFunction(WholeKeysFunction):
         key: tuple[str, ...],
         output_schema: OutputSchema,
         time_mode: str,
+        output_mode: str = "Append",
         event_time: str | EventTime | None = None,
         initial_state: pa.Table | None = None,
     ) -> None:
@@ -73,6 +75,7 @@ class ProcessorFunction(WholeKeysFunction):
         self._key = key
         self._schema = output_schema
         self._time_mode = time_mode
+        self.fixed = {"timeMode": time_mode, "outputMode": output_mode.capitalize()}
         self._given = checked_event_time(event_time)
         self._event_time: EventTime | None = None
         #: The rows of the initial state, whose columns of the key have the same names.
