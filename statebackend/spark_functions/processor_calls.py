@@ -129,7 +129,9 @@ class ProcessorFunction(WholeKeysFunction):
         handle_rows, values = processor.handleInputRows, self._timer_values(clock)
         if self._initial is not None and ctx.batch_id == 0 and not handle.has_initial_state:
             handle.has_initial_state = True
+            began = perf_counter()
             self._take_initial(processor, ctx, values)
+            handle.counts["initialStateProcessingTimeMs"] += round((perf_counter() - began) * 1000)
         if not batch.num_rows:
             return
         out = self._out()
@@ -167,7 +169,7 @@ class ProcessorFunction(WholeKeysFunction):
         """A round of timers, and the end of the processor."""
         processor, handle = self._begun(ctx)
         handle.step = Step.DATA_PROCESSED
-        out, values = self._out(), self._timer_values(clock)
+        out, values, began = self._out(), self._timer_values(clock), perf_counter()
         until = clock.now if self._time_mode == "ProcessingTime" else clock.watermark
         made: Any = shown(ctx.keyed_backend.key_type)
         for key, time in handle.due(until):
@@ -179,14 +181,13 @@ class ProcessorFunction(WholeKeysFunction):
             handle.counts["numExpiredTimers"] += 1
             if len(out.pending) >= out.few:
                 yield from out.settled()
+        handle.counts["timerProcessingTimeMs"] += round((perf_counter() - began) * 1000)
         handle.step = Step.TIMER_PROCESSED
         ctx.keyed_backend.clear_current_key()
         processor.close()
         handle.step = Step.CLOSED
         yield from out.taken()
-        for name, count in handle.counts.items():
-            if name.endswith("Timers"):
-                ctx.metrics.counter(name).inc(count)
+        handle.tell(ctx.metrics)
         self._processor = self._handle = None
 
     def _out(self) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from statebackend.errors import usage
-from statebackend.functions import FunctionContext
+from statebackend.functions import FunctionContext, Metrics
 from statebackend.spark_functions.processor_errors import (
     invalid_handle_state,
     invalid_time_mode,
@@ -215,6 +215,17 @@ class ProcessorHandle(StatefulProcessorHandle):
         if variable is not None:
             variable._state = NoState(partial(_refuse_deleted, f"{variable.kind} state {stateName}"))
 
+    def tell(self, metrics: Metrics) -> None:
+        """Tell the metrics what the batch has counted: sums of calls and times, and the number of variables."""
+        for name, count in self.counts.items():
+            counter = metrics.counter(name)
+            counter.inc(count - counter.get_count() if name.endswith("Vars") else count)
+        if any(name.endswith("WithTTLVars") for name in self.counts):
+            states = self._ctx.keyed_backend.metrics()["states"].values()
+            removed = sum(each.get(of, 0) for each in states for of in _REMOVALS)
+            counter = metrics.counter("numValuesRemovedDueToTTLExpiry")
+            counter.inc(removed - counter.get_count())
+
     # --- timers ---
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
@@ -240,6 +251,8 @@ class ProcessorHandle(StatefulProcessorHandle):
         return self._timers
 
 
+#: The counts of a state that expired.
+_REMOVALS = ("expired_on_read", "expired_by_cleanup")
 #: The domain of the timers of each time mode.
 DOMAINS = {"ProcessingTime": "processing", "EventTime": "event"}
 
