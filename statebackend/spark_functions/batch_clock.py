@@ -6,6 +6,7 @@ watermark of the rows before the batch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ import pyarrow as pa
 from statebackend.errors import UsageError, usage
 from statebackend.functions import EngineFrame, EventTime, FunctionContext
 from statebackend.keys import time_column
+
+_log = logging.getLogger("statebackend.spark")
 
 #: The time that a mode without it has.
 NO_TIME = -1
@@ -42,6 +45,14 @@ class BatchClock(NamedTuple):
         Spark runs such a batch when the watermark ``after`` the rows is past the batch's.
         """
         yield self
+        if None not in (ctx._planned, ctx.watermark) and self.watermark != ctx.watermark:
+            _log.warning(
+                "the watermark of batch %d is %d, and its rows before lead to %d: timers of the round without rows may "
+                "have fired at another time than in Spark",
+                ctx.batch_id,
+                self.watermark,
+                ctx.watermark,
+            )
         runs_on = ctx._planned is None or ctx._planned.runs_without_rows
         if runs_on and after is not None and after > self.watermark:
             yield self._replace(watermark=after, late=self.watermark)
