@@ -52,6 +52,7 @@ from statebackend.spark.session import (
     parsed_plan,
     planned_times,
     shown_location,
+    times_without_stream,
 )
 from statebackend.spark.sink_delivery import OutputFrames, SinkDeliveries
 from statebackend.spark.sinks.committed_sink import SinkContext
@@ -221,7 +222,10 @@ class StatefulBatches:
         incoming = rows.incoming(self._planned(batch_id, watch), partial(execute, frame))
         if self._job.is_planned:
             now = None if self._clock is None else clocks.read(self._clock)
-            incoming = incoming._replace(times=planned_times(frame, batch_id, self._plan, now))
+            times = planned_times(frame, batch_id, self._plan, now)
+            if not is_connect(frame) and self._query is not None and self._query.id is None:
+                times = times_without_stream(now)
+            incoming = incoming._replace(times=times)
         self._check_given_once(frame, batch_id)
         with ThreadPoolExecutor(1) as meanwhile:
             if self._spark_log is not None:

@@ -24,6 +24,7 @@ from statebackend.errors import UsageError, usage
 from statebackend.functions import EngineFrame, PlannedTimes
 from statebackend.runtime.batch_identity import Identity, plan_identity
 from statebackend.runtime.batch_progress import Json
+from statebackend.state import clocks
 from statebackend.types import of
 
 if TYPE_CHECKING:
@@ -312,6 +313,11 @@ def planned_times(
     runs_without_rows = str(frame.sparkSession.conf.get(_NO_DATA)).lower() == "true"
     late = watermark if runs_without_rows else parsed_times(plan(batch_id - 1) if batch_id else None)[1]
     return PlannedTimes(at if now is None else now, watermark, late, runs_without_rows)
+
+
+def times_without_stream(now: int | None) -> PlannedTimes:
+    """The times of a call outside of a streaming query: as Spark's over a batch frame, which has no watermark."""
+    return PlannedTimes(clocks.read(clocks.SystemClock()) if now is None else now, -1, -1)
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:
