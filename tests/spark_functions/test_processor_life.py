@@ -40,6 +40,7 @@ from statebackend.spark_functions.processor_calls import ProcessorFunction
 from statebackend.testing import Harness
 
 SCHEMA = OutputSchema("k string, text string")
+KEY = "struct<k:string>"
 
 
 def function(processor: Any, mode: str = "None", **options: Any) -> ProcessorFunction:
@@ -110,6 +111,22 @@ def test_times_are_the_jobs_own_where_no_plan_is_known() -> None:
     with harness(Written(*CASES["ProcessingTime"]["times_of_a_batch"]), "ProcessingTime") as query:
         query.clock.set(5_000)
         assert texts(query.process_batch([{"k": "a", "n": 1}])) == ["(5000, 0)", "0"]
+
+
+def test_another_watermark_than_the_rows_lead_to_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with a filter between ``withWatermark`` and ``foreachBatch``."""
+    with closing(
+        LocalQuery(tmp_path, job_of(Written(*CASES["EventTime"]["windows"]), "EventTime"), KEY)
+    ) as query:
+        planned(query, 0, timed(20), PlannedTimes(1, 0, 0, True))
+        planned(query, 1, timed(21), PlannedTimes(2, 10_000, 10_000, True))
+        assert not caplog.messages
+        planned(query, 2, timed(22), PlannedTimes(3, 30_000, 30_000, True))
+    assert caplog.messages[0].startswith(
+        "the watermark of batch 2 is 30000, and its rows before lead to 11000"
+    )
 
 
 # ------------------------------------------------------------------------------------------------ hosts
@@ -231,6 +248,118 @@ def test_the_backends_give_the_same(rng: random.Random, made: Any) -> None:
                 told[backend].append(texts(query.process_batch(rows)))
                 query.restart()
     assert told["heap"] == told["rocksdb"] == told["reference"]
+
+
+# ------------------------------------------------------------------------------------------------ restarts
+
+
+def restarted(folder: Path, *jobs: tuple[Any, str, str]) -> list[str]:
+    """The rows of a key in one batch of each job, on one store; a processor, its time mode and its output mode."""
+    told = []
+    for batch_id, (processor, time_mode, output_mode) in enumerate(jobs):
+        made = function(processor, time_mode, output_mode=output_mode)
+        with closing(LocalQuery(folder, Job(made, key=["k"], schema=SCHEMA.row_type), KEY)) as query:
+            rows = pa.table({"k": ["x"], "n": [batch_id + 1]})
+            told += planned(query, batch_id, rows, PlannedTimes(1_000 * batch_id, 0, 0))
+    return told
+
+
+VALUE = {"a": ("Value", "n bigint")}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "code", "text"),
+    [
+        (
+            (VALUE, "None", "Append"),
+            (VALUE, "ProcessingTime", "Append"),
+            "CONFIG",
+            "timeMode from None to Proc",
+        ),
+        ((VALUE, "None", "Append"), (VALUE, "None", "update"), "CONFIG", "outputMode from Append to Update"),
+        (
+            (VALUE, "None", "Append"),
+            ({"a": ("List", "n bigint")}, "None", "Append"),
+            "INCOMPATIBLE",
+            "is VALUE of",
+        ),
+        (
+            (VALUE, "None", "Append"),
+            ({"a": ("Value", "n string")}, "None", "Append"),
+            "INCOMPATIBLE",
+            "is VALUE of",
+        ),
+    ],
+    ids=["time mode", "output mode", "kind", "schema"],
+)
+def test_a_restart_with_something_else_is_refused(
+    tmp_path: Path, first: Any, then: Any, code: str, text: str
+) -> None:
+    jobs = [(one_of(variables), *modes) for variables, *modes in (first, then)]
+    with pytest.raises(sb.errors.StateMigrationError, match=text) as caught:
+        restarted(tmp_path, *jobs)
+    assert caught.value.code == f"STATE_MIGRATION.{code}"
+    assert restarted(tmp_path, jobs[0])[1:] == []  # the store is as it was: the batch is a replay
+
+
+def test_schemas_change_by_the_rules_of_the_library(tmp_path: Path) -> None:
+    """A field is added, two are exchanged, and one is widened, as Spark does with Avro."""
+    schemas = ("n int", "n int, s string", "s string, n bigint")
+
+    def given(p: Any, key: Any, rows: Any, tv: Any) -> Any:
+        yield p.a.get()
+        if p.a.get() is None:
+            p.a.update((sum(row.n for row in rows),))
+
+    jobs = [(Written({"a": ("Value", each)}, given, None), "None", "Append") for each in schemas]
+    assert restarted(tmp_path, *jobs) == ["None", "(1, None)", "(None, 1)"]
+
+
+def test_a_changed_ttl_holds_for_all_values(tmp_path: Path) -> None:
+    """In Spark, for values that are written later."""
+
+    def given(p: Any, key: Any, rows: Any, tv: Any) -> Any:
+        yield p.a.get()
+        p.a.update((sum(row.n for row in rows),))
+
+    ttls = (600_000, 600_000, 500, None, 500)
+    variables = [{"a": ("Value", "n bigint", *([] if ttl is None else [ttl]))} for ttl in ttls]
+    jobs = [(Written(each, given, None), "ProcessingTime", "Append") for each in variables]
+    assert restarted(tmp_path, *jobs) == ["None", "(1,)", "None", "(3,)", "(4,)"]
+
+
+# ------------------------------------------------------------------------------------------------ metrics
+
+
+def test_progress_counts_variables_timers_and_expired_values() -> None:
+    variables = {"v": ("Value", "n bigint", 1), "ls": ("List", "n bigint"), "m": ("Map", "n int", "n int")}
+
+    def updates(p: Any, key: Any, rows: Any, tv: Any) -> Any:
+        p.v.update((1,))
+        p.h.registerTimer(0)
+        yield p.h.deleteTimer(5)
+
+    initial = pa.table({"k": ["a"], "start": [1]})
+    with harness(
+        Written(variables, updates, lambda *given: iter(())), "ProcessingTime", initial_state=initial
+    ) as query:
+        for key in "abc":
+            query.process_batch([{"k": key, "n": 1}])
+            query.clock.advance(10)
+        found = query.metrics.values()
+    assert {name: count for name, count in found.items() if not name.endswith("Ms")} == {
+        "numValueStateWithTTLVars": 1,
+        "numListStateVars": 1,
+        "numMapStateVars": 1,
+        "numRegisteredTimers": 3,
+        "numDeletedTimers": 3,
+        "numExpiredTimers": 3,
+        "numValuesRemovedDueToTTLExpiry": 1,
+    }
+    assert {name for name in found if name.endswith("Ms")} == {
+        "initialStateProcessingTimeMs",
+        "timerProcessingTimeMs",
+    }
 
 
 # ------------------------------------------------------------------------------------------------ refusals
