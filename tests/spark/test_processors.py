@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from processor_pairs import Pair, Query, table
+from processor_pairs import DDL, OUTPUT, SETTINGS, Pair, Query, table
 from processors import (
     CASES,
     FrameSizes,
@@ -22,6 +24,10 @@ from processors import (
     programmed,
     several,
 )
+from random_processors import random_processors
+
+import statebackend as sb
+from statebackend.spark.session import settings
 
 MODES = ("None", "ProcessingTime", "EventTime")
 
@@ -61,6 +67,39 @@ def test_written_processors_give_the_same(
     query.compare(pair)  # a restart
 
 
+#: The settings of a session that change how rows reach a processor, but not its results.
+MATRIX = {
+    f"{partitions} in {zone}": {
+        "spark.sql.shuffle.partitions": partitions,
+        "spark.sql.session.timeZone": zone,
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "2",
+    }
+    for partitions in ("1", "5")
+    for zone in ("UTC", "Asia/Kolkata")
+}
+SEEDS_OF_PIECE = 25
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("piece", range(20))
+def test_random_processors_give_the_same(spark: Any, tmp_path: Path, piece: int) -> None:
+    """Processors of 25 seeds in one query, with a restart; each piece has other settings, backends and hosts."""
+    rng = random.Random(piece)
+    seeds = range(SEEDS_OF_PIECE * piece, SEEDS_OF_PIECE * (piece + 1))
+    mode, in_pandas = MODES[piece % 3], piece % 2 == 1
+    pair = Pair(random_processors(seeds, mode, in_pandas), mode, in_pandas=in_pandas)
+    pair.watermark = "10 seconds" if mode == "EventTime" else None
+    pair.settings = list(MATRIX.values())[piece // 3 % 4]
+    pair.options = {"backend": ("heap", "rocksdb")[piece // 2 % 2]}
+    if piece % 10 == 7:
+        pair.options["run_on"] = sb.spark.Executors(1)
+    query = Query(spark, tmp_path)
+    query.add(*[rows_of(seeds, rng, batch) for batch in range(2)])
+    query.compare(pair)
+    query.add(*[rows_of(seeds, rng, batch) for batch in range(2, 4)])
+    query.compare(pair)  # a restart
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("mode", MODES)
@@ -90,6 +129,46 @@ def test_keys_of_every_kind_give_the_same(
     pair = Pair(made(*CASES["None"]["keyed_totals"]), key=key, in_pandas=in_pandas, settings=ZONES)
     pair.output_schema = "k string, text string"
     query.compare(pair)
+
+
+@pytest.mark.parametrize("in_pandas", [False, True], ids=["rows", "pandas"])
+def test_each_row_with_nan_as_key_is_a_call(spark: Any, tmp_path: Path, in_pandas: bool) -> None:
+    """And in the mode None, a watermark drops no row."""
+    made = WrittenInPandas if in_pandas else Written
+    query = Query(spark, tmp_path)
+    for at in (500, 0):
+        rows = [{"k": "a", "x": x, "n": n, "at": at} for n, x in enumerate([float("nan"), None, 0.5] * 2)]
+        query.add(table(rows))
+    pair = Pair(made(*CASES["None"]["keyed_totals"]), key=("x",), in_pandas=in_pandas, watermark="1 second")
+    given = query.compare(pair)  # of nulls, data frames make NaN
+    assert [sum(each.values()) for each in given.values()] == ([5, 5] if in_pandas else [4, 4])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_batch_frames_give_the_same(spark: Any, tmp_path: Path, rng: random.Random, mode: str) -> None:
+    """Once, with a state of its own; timers by the clock differ by the times of the two calls."""
+    names = [name for name in CASES[mode] if name != "times_of_a_batch"]
+    pq.write_table(rows_of(names, rng, 0), tmp_path / "rows.parquet")
+    frame, given = spark.read.schema(DDL).parquet(str(tmp_path / "rows.parquet")), []
+    watermarked = frame.withWatermark("at", "10 seconds") if mode == "EventTime" else frame
+    with settings(spark, SETTINGS):
+        theirs = watermarked.groupBy("k").transformWithState(
+            several(mode, names=names), OUTPUT, "Append", mode
+        )
+        batches = sb.spark.transform_with_state(
+            several(mode, names=names),
+            key="k",
+            output_schema=OUTPUT,
+            time_mode=mode,
+            state=tmp_path / "state",
+            uid="once",
+            event_time="at" if mode == "EventTime" else None,
+            sink=lambda rows, batch_id: given.extend(rows.collect()),
+        )
+        wanted = Counter(map(repr, map(tuple, theirs.collect())))
+        batches(watermarked, 0)
+        batches.close()
+    assert Counter(map(repr, map(tuple, given))) == wanted
 
 
 def test_frames_are_cut_by_the_settings(spark: Any, tmp_path: Path) -> None:
