@@ -37,6 +37,7 @@ def test_state_lives_from_batch_to_batch_and_from_run_to_run(tmp_path: Path) -> 
         for uid in ("mine", "encrypted"):  # each run has a worker of its own
             assert server.ask("run_timed", folder=tmp_path, uid=uid) is None
         failure = server.ask("run_timed", folder=tmp_path, uid="interrupted")
+        assert server.ask("run_processor", folder=tmp_path) is None
     assert "KeyboardInterrupt: as told (batch 0 of Timed)" in failure
     assert "[USAGE.EXIT]" in failure
     # The output of an encrypted store goes to the sink through the driver.
@@ -52,6 +53,17 @@ def test_state_lives_from_batch_to_batch_and_from_run_to_run(tmp_path: Path) -> 
             for each in expected
             for at in [datetime.datetime.fromtimestamp(each[1], UTC)]
         ]
+    processed = pq.read_table(tmp_path / "processor" / "out", partitioning=None).to_pylist()
+    # The sum over 10 starts a timer, which fires in the same batch and clears the total.
+    assert sorted((row["k"], row["text"]) for row in processed) == [
+        ("a", "('a', 'a', 'Row', (103, 3))"),
+        ("a", "(1, 1)"),
+        ("a", "(103, 3)"),
+        ("a", "(3, 2)"),
+        ("b", "('b', 'b', 'Row', (20, 2))"),
+        ("b", "(10, 1)"),
+        ("b", "(20, 2)"),
+    ]
     written = [path.read_bytes() for path in tmp_path.glob("encrypted/state/data/*/*") if path.is_file()]
     assert written
     assert not any(b"PAR1" in each or b"ARROW1" in each for each in written)

@@ -503,10 +503,28 @@ class Program:
         nested = "struct<user:timestamp,all:array<timestamp>,local:map<timestamp,timestamp_ntz>>"
         schema = f"user string, total bigint, at timestamp, nested {nested}"
         options = {"sink": sink, "schema": schema, "uid": uid or None}
-        return self._failure(Timed(), folder, f"{own}stream", state=checkpoint, **options)
+        batches = sb.spark.stateful(Timed(), key="user", state=checkpoint, **options)
+        return self._failure(batches, folder, f"{own}stream")
 
-    def _failure(self, function: Any, folder: str, stream: str, **options: Any) -> str | None:
-        batches = sb.spark.stateful(function, key="user", **options)
+    def run_processor(self, folder: str) -> str | None:
+        """A processor of Spark's over the same rows."""
+        from processors import CASES, Written
+
+        def sink(frame: Any, batch_id: int) -> None:
+            frame.write.mode("overwrite").parquet(f"{folder}/processor/out/batch={batch_id}")
+
+        batches = sb.spark.transform_with_state(
+            Written(*CASES["ProcessingTime"]["totals_until_a_timer"]),
+            key="user",
+            output_schema="k string, text string",
+            time_mode="ProcessingTime",
+            state=f"{folder}/processor/state",
+            uid="processor",
+            sink=sink,
+        )
+        return self._failure(batches, folder, "processor/stream")
+
+    def _failure(self, batches: Any, folder: str, stream: str) -> str | None:
         rows = self.spark.readStream.schema("`user` string, n bigint").option("maxFilesPerTrigger", 1)
         writer = rows.parquet(f"{folder}/in").writeStream.foreachBatch(batches)
         writer = writer.option("checkpointLocation", f"{folder}/{stream}").trigger(availableNow=True)
