@@ -1,7 +1,7 @@
-"""Measures checkpoints: ``python -m bench.checkpoint P5 P10 P11 P23 slow-down operator many retained reads``; default: all.
+"""Measures checkpoints: ``python -m bench.checkpoint P5 P10 P11 P23 slow-down operator many retained reads``.
 
-Prints a table and writes ``build/bench/checkpoint.json``. Nothing else should run on the machine meanwhile. ``--n``
-entries, ``--folder`` on the disk that is to be measured.
+Without names it measures all. It prints a table and writes ``build/bench/checkpoint.json``. Nothing else should run on
+the machine meanwhile. ``--n`` entries, ``--folder`` on the disk that is to be measured.
 """
 
 from __future__ import annotations
