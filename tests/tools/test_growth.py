@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from host_queries import HostQuery
 
 import statebackend as sb
+from statebackend.runtime import Job
 from statebackend.runtime.batch_progress import GROWING_BATCHES, GrowthWatch
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -49,6 +54,22 @@ def test_growth_counts_entries_by_batch_and_key(tmp_path: Path) -> None:
     assert sb.tools.growth(tmp_path).batches_left is None
     assert "count: 91 to 94 entries in batches 0 to 4" in repr(found)
     assert {row["expired"] for row in sb.tools.growth(tmp_path).batches.to_table().to_pylist()} == {None}
+
+
+def total(row: Any, before: int | None) -> Any:
+    after = (before or 0) + row.n
+    return (after,), after
+
+
+def test_growth_adds_up_the_hosts_of_executors_mode(tmp_path: Path) -> None:
+    job = Job(sb.map_with_state(total, int), key="user", schema="n bigint")
+    with closing(HostQuery(tmp_path, job, 2)) as query:
+        for batch in range(3):
+            query.run(batch, pa.table({"user": [f"{n}" for n in range(10 + batch)], "n": [1] * (10 + batch)}))
+    rows = sb.tools.growth(tmp_path, max_bytes=1 << 40).batches.to_table().to_pylist()
+    assert [row["entries"] for row in rows] == [10, 11, 12]
+    assert [(row["inserted"], row["removed"]) for row in rows[1:]] == [(1, 0), (1, 0)]
+    assert all(row["bytes"] > 0 for row in rows)
 
 
 def test_a_state_that_grows_without_ttl_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
