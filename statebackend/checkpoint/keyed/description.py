@@ -169,7 +169,8 @@ class StateDescription:
             f"state {self.name!r} is {self.kind.upper()} of {mine} in the checkpoint, and is asked for as "
             f"{descriptor.describe()}",
             code="STATE_MIGRATION.INCOMPATIBLE",
-            hint=f"{'declare a type that the stored one widens to, or ' * is_kind}give the new state another name; "
+            hint=f"{'declare a type that the stored one widens to, pass migrate=, or ' * is_kind}give the new state "
+            "another name; "
             "sb.tools.drop_state removes the stored one",
         )
 
