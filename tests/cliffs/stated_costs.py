@@ -42,8 +42,8 @@ SAVEPOINT = Stated(
     "operate/savepoints.md", "It takes time in proportion to the entries and timers that are there."
 )
 RESTORE = Stated("operate/checkpoints.md", "A restore costs what the checkpoint holds, entries and timers.")
-COUNTING = Stated("internals/map.md", "in time for each mark that was opened since")
-SHRINKS = Stated("internals/map.md", "one move for each entry that went")
+COUNTING = Stated("internals/map.md", "Each mark that was opened later adds to the time.")
+SHRINKS = Stated("internals/map.md", "one move for each lost entry")
 LIST_KEPT = Stated("state/list.md", "Costs include expired elements until they are removed.")
 ACCESS = Stated("build/ttl.md", "a look at 5 neighbouring entries")
 #: The small world has soon removed what has expired and rests; the large one is still at it.
