@@ -230,8 +230,9 @@ class RowsOut:
     Rows soon become columns of values, so that Python's garbage collector finds few objects.
     """
 
-    #: `settled` is to be called when so many rows are pending.
-    few = 512
+    #: `settled` is to be called when so many rows are pending: each has three objects that the collector counts, and
+    #: it starts at 700.
+    few = 128
 
     def __init__(self, schema: OutputSchema) -> None:
         self._schema = schema.arrow
