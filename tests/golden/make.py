@@ -1,18 +1,22 @@
-"""Makes a golden checkpoint and savepoint: ``python tests/golden/make.py tests/golden/2``, once for each version of the
-format that is released. They stay readable for ever; `test_golden.py` reads them all.
+"""Makes golden files: ``python tests/golden/make.py tests/golden/2``, once for each version of the format that is
+released. They are a checkpoint, a savepoint and the outputs of all sinks. Later versions read them: see
+`test_golden.py`.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from keyed_story import Story, contents
+from sink_jobs import sink_job
 
 import statebackend as sb
 from statebackend.keys import range_for
@@ -85,5 +89,30 @@ def held(keyed: sb.KeyedStateBackend, operator: sb.OperatorStateBackend) -> str:
     return "".join(f"{row!r}\n" for row in rows)
 
 
+#: Where the outputs were written: the log of published files names it.
+WRITTEN_IN = Path("/tmp/golden")
+
+
+def sinks_in(folder: Path) -> dict[str, Any]:
+    """All sinks of the library, over outputs in a folder."""
+    return {
+        "files": sb.spark.sinks.parquet(folder / "files"),
+        "parts": sb.spark.sinks.parquet(folder / "parts", partition_by="user"),
+        "table": sb.spark.sinks.delta(folder / "table"),
+    }
+
+
+def run_sinks(folder: Path, batches: range) -> None:
+    """Run a query over the store in a folder, whose outputs each sink of the library writes next to it."""
+    sinks = sinks_in(folder)
+    schema = dict.fromkeys(sinks, "user string, v bigint")
+    with sink_job(folder / "state", sinks, schema, retain=5) as job:
+        for batch_id in batches:
+            job.run(batch_id)
+
+
 if __name__ == "__main__":
     make(Path(sys.argv[1]))
+    WRITTEN_IN.mkdir()
+    run_sinks(WRITTEN_IN, range(3))
+    shutil.move(WRITTEN_IN, Path(sys.argv[1]) / "outputs")

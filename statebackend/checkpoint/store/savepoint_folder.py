@@ -26,6 +26,7 @@ from statebackend.checkpoint.store.checkpoint_reader import CheckpointReader
 from statebackend.checkpoint.store.sealed import (
     JsonObject,
     Malformed,
+    check_format,
     crc32c,
     instance,
     integer,
@@ -168,9 +169,8 @@ class Savepoint:
         with storing(f"reading {name}"):
             data = self._files.read(name)
         described = unseal(data, name)
+        check_format(described, _FORMAT, name)
         with reading_part(name):
-            if described.get("format") != _FORMAT:
-                raise Malformed("its format is not known")
             states = tuple(
                 _savepoint_state(each) for each in instance(described.get("states"), list, "states")
             )

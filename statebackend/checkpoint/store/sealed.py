@@ -208,17 +208,22 @@ def made(cls: type[T], **members: object) -> T:
         raise Malformed(error.message.partition(": ")[2]) from None
 
 
-def parse(cls: type[T], data: bytes, name: str, read: Callable[[object], T] | None = None) -> T:
-    """Make an object from the bytes of the sealed file ``name``, with ``read`` or the ``_read`` of its class."""
-    content = unseal(data, name)
+def check_format(content: JsonObject, expected: int, name: str) -> None:
+    """Raise if the content of a sealed file has another format."""
     version = content.get("format")
-    if version != FORMAT:
+    if version != expected:
         raise CorruptCheckpointError(
-            f"cannot read format {version if type(version) is int else 'unknown'}; expected format {FORMAT}",
+            f"cannot read format {version if type(version) is int else 'unknown'}; expected format {expected}",
             code="CORRUPT_CHECKPOINT.VERSION",
             detail=name,
             hint="use the version of the library that wrote the file",
         )
+
+
+def parse(cls: type[T], data: bytes, name: str, read: Callable[[object], T] | None = None) -> T:
+    """Make an object from the bytes of the sealed file ``name``, with ``read`` or the ``_read`` of its class."""
+    content = unseal(data, name)
+    check_format(content, FORMAT, name)
     try:
         return cls._read(content) if read is None else read(content)  # type: ignore[attr-defined]
     except Malformed as error:
