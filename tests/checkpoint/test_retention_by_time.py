@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from keyed_stores import create, open_store
 from stopped_time import StoppedTime
 from store_files import commit
 
@@ -86,10 +87,7 @@ def test_auto_keeps_the_newest_and_one_an_hour_within_its_limit(
     """300 batches, one in six minutes, touch a share of the keys."""
     monkeypatch.setattr(retention, "_BYTES_MORE", 1 << 19)
     keys = 4000
-    with (
-        sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=128) as store,
-        sb.create_backend("heap").create_keyed_backend(int) as keyed,
-    ):
+    with open_store(tmp_path) as store, create("heap") as keyed:
         state = keyed.get_value_state(sb.ValueStateDescriptor("n", int))
         state.update_many(range(keys), [rng.getrandbits(62) for _ in range(keys)])
         for batch_id in range(300):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from all_backends import BACKENDS
+from keyed_stores import create, open_store
 from keyed_story import DESCRIPTORS, Story
 
 import statebackend as sb
@@ -158,10 +159,7 @@ def test_changes_are_those_of_the_history(
 
 
 def test_gaps_name_the_checkpoint_before(tmp_path: Path) -> None:
-    with (
-        sb.CheckpointStore(tmp_path, retain=2).open_for_writing(key_type=int, max_parallelism=32) as store,
-        sb.create_backend("heap").create_keyed_backend(int, max_parallelism=32) as keyed,
-    ):
+    with open_store(tmp_path, retain=2) as store, create("heap") as keyed:
         count = keyed.get_state(sb.ValueStateDescriptor("count", int))
         for number in (3, 8, 11):
             count.update_many([1, number], [number, 0])
@@ -205,10 +203,7 @@ def test_expired_entries_give_a_row_on_request(tmp_path: Path, kind: str) -> Non
         "list": lambda: sb.ListStateDescriptor("s", int),
     }[kind]()
     timed = made.enable_time_to_live(sb.StateTtlConfig(100))
-    with (
-        sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=32) as store,
-        sb.create_backend("heap").create_keyed_backend(int, max_parallelism=32, clock=clock) as keyed,
-    ):
+    with open_store(tmp_path) as store, create("heap", clock=clock) as keyed:
         state = keyed.get_state(timed)
 
         def put(key: int) -> None:
@@ -235,10 +230,7 @@ def test_expired_entries_give_a_row_on_request(tmp_path: Path, kind: str) -> Non
 
 
 def test_a_difference_compares_stores_savepoints_and_key_groups(tmp_path: Path, rng: random.Random) -> None:
-    with (
-        sb.CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=32) as store,
-        sb.create_backend("heap").create_keyed_backend(int, max_parallelism=32) as keyed,
-    ):
+    with open_store(tmp_path / "store") as store, create("heap") as keyed:
         story = Story(keyed, rng, int, keys=60)
         story.change(2000)
         store.commit(0, [keyed.snapshot(0, store).result()])

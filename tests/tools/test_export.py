@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from all_backends import BACKENDS
 from keyed_files import GROUPS, Model, keyed_snapshot, write
-from keyed_stores import create, without_groups
+from keyed_stores import create, open_store, without_groups
 from keyed_story import DESCRIPTORS, Story, contents
 from simulated_disk import Dead, Disk, SimulatedCalls
 
@@ -149,10 +149,7 @@ def test_what_is_restored_is_that_of_the_checkpoint(
 
 
 def test_the_time_is_that_of_the_checkpoint_even_if_another_was_set(root: Path, target: Path) -> None:
-    with (
-        CheckpointStore(root).open_for_writing(key_type=int, max_parallelism=32) as store,
-        create("heap", int, clock=ManualClock(7000)) as keyed,
-    ):
+    with open_store(root) as store, create("heap", clock=ManualClock(7000)) as keyed:
         keyed.get_state(DESCRIPTORS["count"]()).update_many([1], [1])
         store.commit(0, [keyed.snapshot(0, store).result()], now=7000)
     assert sb.tools.savepoint(root, target).now == 7000
@@ -174,10 +171,7 @@ def test_slices_have_the_same_columns(
     """Also where one slice has namespaces of one sort, or none, and another has others."""
     monkeypatch.setattr(export, "_SLICE_ROWS", rows)
     count = DESCRIPTORS["count"]
-    with (
-        CheckpointStore(root).open_for_writing(key_type=int, max_parallelism=32) as store,
-        create("heap", int) as keyed,
-    ):
+    with open_store(root) as store, create("heap") as keyed:
         state = keyed.get_state(count())
         for key in range(24):
             keyed.set_current_key(key)
@@ -204,10 +198,7 @@ class Trap:
 def test_no_code_of_the_user_runs(root: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trap = Trap()
     trap.__dict__["n"] = 1  # without any state, there is nothing to set
-    with (
-        CheckpointStore(root).open_for_writing(key_type=int, max_parallelism=32) as store,
-        create("heap", int) as keyed,
-    ):
+    with open_store(root) as store, create("heap") as keyed:
         keyed.get_state(DESCRIPTORS["thing"]()).update_many([1], [trap])
         operator = sb.OperatorStateBackend()
         operator.get_list_state(sb.ListStateDescriptor("u", t.PICKLE)).add(trap)

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from host_queries import HostQuery
+from keyed_stores import create, open_store
 
 import statebackend as sb
 from statebackend.runtime import Job
@@ -20,10 +21,7 @@ pytestmark = pytest.mark.usefixtures("no_fsync")
 
 def test_growth_counts_entries_by_batch_and_key(tmp_path: Path) -> None:
     clock = sb.testing.ManualClock()
-    with (
-        sb.CheckpointStore(tmp_path).open_for_writing(key_type=str, max_parallelism=128) as store,
-        sb.create_backend("heap").create_keyed_backend(str, clock=clock) as keyed,
-    ):
+    with open_store(tmp_path, str) as store, create("heap", str, clock=clock) as keyed:
         count = keyed.get_state(sb.ValueStateDescriptor("count", int))
         ttl = sb.StateTtlConfig(3, cleanup_in_background=False)
         seen = keyed.get_state(sb.MapStateDescriptor("seen", str, str).enable_time_to_live(ttl))

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from all_backends import BACKENDS
+from keyed_stores import create, open_store
 from keyed_story import DESCRIPTORS, Story
 from processes import run
 from type_samples import LEAVES
@@ -232,10 +233,7 @@ def test_expired_entries_are_left_out_by_the_time_of_the_checkpoint(
     timed = descriptor(kind, int).enable_time_to_live(
         sb.StateTtlConfig(100, time=time, cleanup_in_background=False)
     )
-    with (
-        sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=128) as store,
-        sb.create_backend("heap").create_keyed_backend(int, clock=clock) as keyed,
-    ):
+    with open_store(tmp_path) as store, create("heap", clock=clock) as keyed:
         state = keyed.get_state(timed)
         for at in (0, 60, 120):
             clock.set(at)
@@ -278,10 +276,7 @@ def test_repr_shows_ten_rows(tmp_path: Path) -> None:
 
 
 def test_states_timers_operator_state_and_sql(tmp_path: Path) -> None:
-    with (
-        sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=128) as store,
-        sb.create_backend("heap").create_keyed_backend(int) as keyed,
-    ):
+    with open_store(tmp_path) as store, create("heap") as keyed:
         count = keyed.get_state(sb.ValueStateDescriptor("count", int))
         count.update_many([1, 2, 3], [5, 6, 7])
         keyed.set_current_key(2)
