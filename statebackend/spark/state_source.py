@@ -342,7 +342,7 @@ class _Scan:
                 raise UsageError(
                     f"the stream is at batch {each['batch']} of a store that was rewound or reset since",
                     code="CHANGES.REWOUND",
-                    detail=self._source.where,
+                    detail=str(self._options["path"]),
                     hint="start a new stream with another checkpointLocation; the changes of old batches may not hold",
                 )
             if each["batch"] not in ids:

@@ -134,7 +134,8 @@ def test_stream_goes_on_where_it_was_and_fails_after_a_rewind(
     assert stream(spark, state, tmp_path) == expected
     commit_total(state, range(5, 9))
     options = {"path": str(state), "stateVarName": "total"}
-    reader = StateDataSource({**options, "readChangeFeed": "true"}).streamReader(None)
+    source = StateDataSource({**options, "readChangeFeed": "true"})
+    reader = source.streamReader(source.schema())
     gone = {**reader.initialOffset(), "batch": 4}
     with pytest.raises(sb.UsageError, match="after batch 4 are no longer retained") as caught:
         reader.latestOffset(gone, None)

@@ -515,18 +515,19 @@ class Program:
 
         batches = sb.spark.transform_with_state(
             Written(*CASES["ProcessingTime"]["totals_until_a_timer"]),
-            key="user",
+            key="k",
             output_schema="k string, text string",
             time_mode="ProcessingTime",
             state=f"{folder}/processor/state",
             uid="processor",
             sink=sink,
         )
-        return self._failure(batches, folder, "processor/stream")
+        return self._failure(batches, folder, "processor/stream", key="k")
 
-    def _failure(self, batches: Any, folder: str, stream: str) -> str | None:
-        rows = self.spark.readStream.schema("`user` string, n bigint").option("maxFilesPerTrigger", 1)
-        writer = rows.parquet(f"{folder}/in").writeStream.foreachBatch(batches)
+    def _failure(self, batches: Any, folder: str, stream: str, key: str = "user") -> str | None:
+        reader = self.spark.readStream.schema("`user` string, n bigint").option("maxFilesPerTrigger", 1)
+        rows = reader.parquet(f"{folder}/in").withColumnRenamed("user", key)
+        writer = rows.writeStream.foreachBatch(batches)
         writer = writer.option("checkpointLocation", f"{folder}/{stream}").trigger(availableNow=True)
         try:
             started(writer).awaitTermination()
