@@ -109,8 +109,14 @@ def _add_reading(commands: Any) -> None:
     _add_limit(made)
     made = _command(commands, "growth", reading.growth, "show the growth of each state, and its largest keys")
     made.add_argument("--top", type=int, default=10, metavar="N", help="keys to show; default: 10")
-    made.add_argument("--max-bytes", type=int, metavar="N", help="the limit of memory, for a forecast")
+    made.add_argument(
+        "--max-bytes", type=_size, metavar="SIZE", help="the limit of memory, such as 4g: a forecast"
+    )
     made.add_argument("--expired", action="store_true", help="count what has expired; scans all checkpoints")
+
+
+def _size(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
 
 
 def _add_id(made: Any, verb: str) -> None:

@@ -89,7 +89,8 @@ def growth(options: argparse.Namespace, console: Console) -> int:
     found = tools.growth(reader(options), **limits)
     rows = {name: getattr(found, name).to_table().to_pylist() for name in ("batches", "largest", "longest")}
     if console.is_json:
-        forecast = {name: getattr(found, name) for name in ("untouched", "expired_at", "batches_left")}
+        names = ("untouched", "expired_at", "memory_bytes", "memory_per_batch", "batches_left")
+        forecast = {name: getattr(found, name) for name in names}
         console.show({**rows, **forecast})
         return DONE
     states: dict[str, list[dict[str, Any]]] = {}
@@ -100,16 +101,27 @@ def growth(options: argparse.Namespace, console: Console) -> int:
             "state": name,
             "batches": f"{own[0]['batch_id']} to {own[-1]['batch_id']}",
             "entries": f"{_or_unknown(own[0]['entries'])} to {_or_unknown(own[-1]['entries'])}",
-            "bytes": size_text(own[-1]["bytes"]),
+            "rows a batch": _mean_growth(own),
+            "file bytes": size_text(own[-1]["bytes"]),
             "untouched": f"{found.untouched[name]:.0%}" if name in found.untouched else "",
             "expired at (UTC)": time_text(found.expired_at.get(name)),
         }
         for name, own in states.items()
     ]
     shown = {"states": summary, "most bytes": rows["largest"], "most entries": rows["longest"]}
+    memory = {
+        "memory": size_text(found.memory_bytes) or "?",
+        "memory a batch": size_text(found.memory_per_batch) or "?",
+    }
     left = {} if options.max_bytes is None else {"batches left": _or_unknown(found.batches_left)}
-    console.show({**left, **shown})
+    console.show({**memory, **left, **shown})
     return DONE
+
+
+def _mean_growth(rows: list[dict[str, Any]]) -> str:
+    """The rows of a state that a batch has added on average, less those that it has removed."""
+    known = [row["inserted"] - row["removed"] for row in rows if row["inserted"] is not None]
+    return f"{sum(known) / len(known):+.1f}" if known else ""
 
 
 def _or_unknown(number: int | None) -> str:

@@ -16,6 +16,7 @@ from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.state_source import Selection
 from statebackend.errors import UsageError
 from statebackend.operator_state.element_columns import to_bytes
+from statebackend.state import Size, number_of_bytes
 from statebackend.tools.comparison import Pair, distinct, reader_of, touched_keys
 from statebackend.tools.sources import CheckpointSource, Stored
 from statebackend.tools.state_rows import StateRows
@@ -58,6 +59,9 @@ class Growth:
     untouched: dict[str, float]
     #: By state with a TTL, the time at which all present entries have expired, in milliseconds since 1970.
     expired_at: dict[str, int]
+    #: The memory of all states after the newest batch, and its growth for each batch. None: unknown.
+    memory_bytes: int | None
+    memory_per_batch: float | None
     #: The batches until memory reaches ``max_bytes``, by a straight line. None: memory does not grow, or is unknown.
     batches_left: int | None
     _lines: list[str] = field(default_factory=list)
@@ -66,13 +70,14 @@ class Growth:
         return "\n".join(["Growth", *self._lines, repr(self.largest), repr(self.longest)])
 
 
-def growth(store: Stored, *, top: int = 10, max_bytes: int | None = None, expired: bool = False) -> Growth:
+def growth(store: Stored, *, top: int = 10, max_bytes: Size | None = None, expired: bool = False) -> Growth:
     """The growth of each state over the retained checkpoints.
 
     It reads the changed keys of all retained checkpoints, and scans the newest one. ``expired`` also counts the entries
     that expired, which scans all checkpoints. ``top`` is the number of keys in ``largest`` and ``longest``. For a
-    forecast of memory pass ``max_bytes``, the limit of the backend.
+    forecast of memory pass ``max_bytes``, the limit of the backend, such as ``"4g"``.
     """
+    limit = None if max_bytes is None else number_of_bytes("max_bytes", max_bytes, least=1)
     reader = reader_of(store)
     sources = [CheckpointSource(reader.open(each)) for each in reader.checkpoints()]
     newest = sources[-1] if sources else CheckpointSource(reader.open_latest())
@@ -105,7 +110,7 @@ def growth(store: Stored, *, top: int = 10, max_bytes: int | None = None, expire
         StateRows.of_table(f"keys with the most entries, {where}", tables[1]),
         untouched,
         expired_at,
-        _batches_left(sources, max_bytes),
+        *_memory(sources, limit),
         lines,
     )
 
@@ -177,16 +182,19 @@ def _scan(source: CheckpointSource, state: StateDescription, top: int) -> tuple[
     return found, total, None if newest is None or state.lifetime is None else newest + state.lifetime.ttl
 
 
-def _batches_left(sources: list[CheckpointSource], max_bytes: int | None) -> int | None:
-    """Continue the line from the oldest to the newest checkpoint."""
+def _memory(
+    sources: list[CheckpointSource], limit: int | None
+) -> tuple[int | None, float | None, int | None]:
+    """The memory after the newest batch, its growth for each batch, and the batches until it reaches the limit."""
     used = [
         (each.checkpoint.id, (each.checkpoint.manifest.progress or {}).get("memoryUsedBytes"))
         for each in sources
     ]
     known = [(number, each) for number, each in used if each is not None]
-    if max_bytes is None or len(known) < 2:
-        return None
+    if not known:
+        return None, None, None
     (first, before), (last, after) = known[0], known[-1]
-    if after <= before:
-        return None
-    return max(0, int((max_bytes - after) * (last - first) / (after - before)))
+    if first == last:
+        return after, None, None
+    grown = (after - before) / (last - first)
+    return after, grown, None if limit is None or grown <= 0 else max(0, int((limit - after) / grown))

@@ -164,9 +164,9 @@ def test_growth_shows_states_and_largest_keys(keyed_store: Path) -> None:
     assert found["largest"] == grown.largest.to_table().to_pylist()
     assert (found["untouched"], found["batches_left"]) == (grown.untouched, None)
     for run in (in_pipe, on_terminal):
-        status, out, _ = run("growth", keyed_store, "--top", "2", "--max-bytes", "1000000")
+        status, out, _ = run("growth", keyed_store, "--top", "2", "--max-bytes", "1m")
         assert status == 0
-        assert out.splitlines()[0].split() == ["batches", "left", "?"]
+        assert [line.split()[-1] for line in out.splitlines()[:3]] == ["?", "?", "?"]
         assert out.split("most bytes:\n")[1].split("most entries")[0].count("\n") <= 4
         assert max(map(len, out.splitlines())) <= COLUMNS
 

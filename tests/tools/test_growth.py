@@ -48,7 +48,7 @@ def test_growth_counts_entries_by_batch_and_key(tmp_path: Path) -> None:
     assert found.untouched["count"] == pytest.approx(90 / 94)
     assert found.untouched["seen"] == 0
     assert found.expired_at == {"seen": 7}
-    assert found.batches_left == 20
+    assert (found.memory_bytes, found.memory_per_batch, found.batches_left) == (1040, 10, 20)
     assert sb.tools.growth(tmp_path).batches_left is None
     assert "count: 91 to 94 entries in batches 0 to 4" in repr(found)
     assert {row["expired"] for row in sb.tools.growth(tmp_path).batches.to_table().to_pylist()} == {None}
