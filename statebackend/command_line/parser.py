@@ -223,6 +223,6 @@ def _imported(text: str) -> Any:
 
 
 def _program(text: str) -> Any:
-    """A function with state, by its name or that of its class."""
+    """A function with state, by the name of the function or of its class."""
     found = _imported(text)
     return found() if isinstance(found, type) else found

@@ -54,7 +54,7 @@ def check_memory(frame: DataFrame, parallelism: int, needed: int) -> None:
         raise UsageError(
             "the memory of an executor's container is too small for its hosts",
             code="USAGE.MEMORY",
-            detail=f"{room >> 20} MiB beside the JVM, and {hosts} hosts of up to {needed >> 20} MiB each, which "
+            detail=f"{room >> 20} MiB outside the JVM, and {hosts} hosts of up to {needed >> 20} MiB each, which "
             "is max_bytes and batch_memory",
             hint=f"raise {name}, give the application more executors, or lower max_bytes",
         )
@@ -92,7 +92,7 @@ def _bytes(given: str) -> int:
     """
     found = re.fullmatch(r"(\d+)\s*([bkmgtp]?)b?", given.strip().lower())
     if found is None:
-        raise UsageError("a setting of Spark is no size of memory", code="USAGE.SIZE", detail=given)
+        raise UsageError("a setting of Spark is not a size of memory", code="USAGE.SIZE", detail=given)
     return int(found[1]) << _UNITS[found[2] or "m"]
 
 

@@ -166,7 +166,7 @@ class DriverMode(RunMode):
         elif runs_here(frame):
             self._folder, self._is_temporary = tempfile.mkdtemp(prefix="statebackend-input-"), True
         else:
-            self._why_not = "the store is no folder, and executors may be on other machines"
+            self._why_not = "the store is not a folder, and executors may be on other machines"
         if self._through_files and self._folder is None:
             raise _no_files(store, self._why_not)
 

@@ -217,7 +217,7 @@ def apply_in_pandas_with_state(
 
 
 def check_output_mode(given: Any) -> None:
-    """Raise unless Spark has such an output mode; it changes nothing in what is returned."""
+    """Raise unless Spark has such an output mode. The mode does not change the output."""
     if not isinstance(given, str) or given.lower() not in map(str.lower, OUTPUT_MODES):
         raise UsageError(
             f"[STREAMING_OUTPUT_MODE.INVALID] Invalid streaming output mode: {given}. Accepted output modes are "

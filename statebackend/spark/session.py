@@ -402,7 +402,7 @@ def check_output_names(frame: DataFrame, schema: pa.Schema) -> None:
     twice = _twice(list(schema))
     if twice:
         raise usage.column(
-            "two columns or fields of the schema have the same name but for upper and lower case",
+            "two columns or fields of the schema have the same name except for upper and lower case",
             detail=f"columns {', '.join(twice)}",
             hint="rename one, or set spark.sql.caseSensitive to true",
         )

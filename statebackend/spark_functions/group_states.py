@@ -75,7 +75,7 @@ class GroupStateFunction(WholeKeysFunction):
     ) -> None:
         if not callable(function):
             raise usage.function(
-                f"a {type(function).__name__} is no function",
+                f"a {type(function).__name__} is not a function",
                 hint="pass func(key, frames, state), as to applyInPandasWithState",
             )
         if timeout_conf not in TIMEOUTS:

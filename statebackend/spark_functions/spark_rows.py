@@ -51,7 +51,7 @@ def row_class(names: tuple[str, ...]) -> type[Row]:
     (Row(user='ann', count=3), 'ann', 3, {'user': 'ann', 'count': 3})
     """
     fields = namedtuple("Fields", [f"f{at}" for at in range(len(names))])  # type: ignore[misc]
-    body: dict[str, Any] = {  # the class is kept meanwhile: a collection of garbage would empty its dict
+    body: dict[str, Any] = {  # keeps the class: a garbage collection would empty its dict
         name: vars(fields)[f"f{at}"]
         for at, name in enumerate(names)
         if not hasattr(Row, name) and not name.startswith("__")
@@ -84,7 +84,7 @@ def grouped(
 ) -> Grouped:
     """Sort the rows of a batch by the columns of its key.
 
-    With ``nan_apart``, each row with NaN is a group of its own, as Python compares NaN; with ``nulls_apart``, also
+    With ``nan_apart``, each row with NaN is a separate group, as Python compares NaN; with ``nulls_apart``, also
     each row with a number that is null.
     """
     order = sorted_by(batch, names)

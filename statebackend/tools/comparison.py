@@ -102,7 +102,7 @@ class Difference(dict[str, StateRows]):
 def diff(store: Stored, other: Stored, *, name: str | None = None) -> Difference:
     """The entries in which two stores, savepoints or checkpoints (``store.open(id)``) differ, by state.
 
-    The rows are the changes from ``store`` to ``other``, as those of `changes`, without batches. Each side may also be
+    The rows are the changes from ``store`` to ``other``, as from `changes`, without batches. Each side may also be
     a running query or a `Harness`. Without ``name``, it compares all keyed states, timers among them. Timestamps are
     not compared, and expired entries are left out, by the time of each side. Checkpoints of one store are compared by
     the changes that one of them has, if possible. Memory: the differences, and about a million entries.

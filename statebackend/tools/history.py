@@ -268,9 +268,7 @@ def set_time(
 def _moment(time: int | datetime.datetime | None, what: str) -> int | None:
     if isinstance(time, datetime.datetime):
         if time.tzinfo is None:
-            raise usage.time(
-                "a datetime without a time zone is no moment", hint=f"{what}.replace(tzinfo=...)"
-            )
+            raise usage.time("a datetime needs a time zone", hint=f"{what}.replace(tzinfo=...)")
         time = (time - _EPOCH) // datetime.timedelta(milliseconds=1)
     if time is not None and (type(time) is not int or abs(time) > MAX_INTEGER):
         raise usage.time(f"{what} is a number of milliseconds since 1970, or a datetime")

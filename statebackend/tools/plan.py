@@ -1,4 +1,4 @@
-"""Tells before a start what becomes of each stored state, and approves the loss of those that nobody requests."""
+"""Plans a start: the outcome for each stored state, and approval to lose states that the function does not request."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class Dropped(_Result):
 
 @dataclass(frozen=True, repr=False)
 class Emigrated(_Result):
-    """The result of `from_spark_state`: what the query goes on with, and the names of its states."""
+    """The result of `from_spark_state`: the savepoint and location to continue with, and the names of the states."""
 
     savepoint: str
     checkpoint_location: str

@@ -195,7 +195,7 @@ class _Query:
             raise _refused(
                 "another operator of it has state of its own, which the new checkpointLocation would not have",
                 listed,
-                "run that operator in a query of its own, before this one",
+                "run that operator in a separate query, before this query",
             )
         texts = [row.operatorProperties for row in rows]
         return names[number], json.loads(texts[0] or "{}")
@@ -214,7 +214,7 @@ class _State(NamedTuple):
     descriptor: StateDescriptor
     key_type: Type
     frame: Any
-    #: Makes the columns after the key of those of the frame after its key; a row may be left out with a mask.
+    #: Makes the columns of a state, without the key, from the columns of the frame. A mask may leave out rows.
     shaped: Callable[..., list[pa.Array]]
     kept: Callable[..., Any] | None = None
 
@@ -320,7 +320,7 @@ def _variable(query: _Query, operator: int, about: Mapping[str, Any], ttl: int |
 
 
 def _shapes(kind: str, ttl: int | None) -> Callable[..., list[pa.Array]]:
-    """What makes the columns of a state of those of a variable: with a TTL, values are pairs with when they expire."""
+    """Return the function from columns of a variable to columns of a state. With a TTL, values come with their end."""
     if ttl is None:
         return lambda *columns: list(columns)
 

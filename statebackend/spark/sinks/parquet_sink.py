@@ -62,7 +62,7 @@ class SinkLog:
         names = self._place.names(FOLDER)
         if names and _MARK not in names:
             raise UsageError(
-                "the folder is that of a file sink of Spark, whose log names its files",
+                "the folder belongs to a file sink of Spark, whose log names its files",
                 code="USAGE.PUBLISHED",
                 detail=f"{self._place.uri}/{FOLDER}",
                 hint="publish to another folder",
