@@ -25,6 +25,7 @@ import statebackend as sb
 from bench.spark.parts import KERNELS
 
 SCHEMA = "k bigint, total bigint, n bigint"
+STATE = "total bigint, n bigint"
 #: Slots that hosts take beside those of the batches.
 SLOTS = {"one host": 1, "two hosts": 2, "four hosts": 4}
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -104,6 +105,17 @@ def totals(in_pandas: bool) -> Any:
     return TotalsOfFrames() if in_pandas else Totals()
 
 
+def totals_of_group(key: Any, frames: Any, state: Any) -> Iterator[Any]:
+    """The function for ``applyInPandasWithState`` for the same job."""
+    import pandas as pd
+
+    total, n = state.get if state.exists else (0, 0)
+    for frame in frames:
+        total, n = total + int(frame["v"].sum()), n + len(frame)
+    state.update((total, n))
+    yield pd.DataFrame({"k": [key[0]], "total": [total], "n": [n]})
+
+
 class Run:
     """The stream, the sink, and what the run is to be told of."""
 
@@ -157,7 +169,7 @@ class Run:
         frame = self.rows().groupBy("k").agg({"v": "sum", "*": "count"}).toDF("k", "total", "n")
         return self.start(frame, self.sink)
 
-    def processor(self, in_pandas: bool = False, sink: Any = None) -> Any:
+    def processor(self, in_pandas: bool = False) -> Any:
         """Ours, with the processor of Spark's own contender."""
         made = sb.spark.transform_with_state_in_pandas if in_pandas else sb.spark.transform_with_state
         batches = made(
@@ -166,7 +178,7 @@ class Run:
             output_schema=SCHEMA,
             output_mode="Update",
             state=f"file://{self.folder}/state/{self.name}",
-            sink=self.sink if sink is None else sink,
+            sink=self.sink,
         )
 
         return self._started(batches)
@@ -176,18 +188,23 @@ class Run:
         transform = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
         return self.start(transform(totals(in_pandas), SCHEMA, "Update", "None"), self.sink)
 
+    def group_states(self) -> Any:
+        """Ours, with the function of Spark's own contender."""
+        batches = sb.spark.apply_in_pandas_with_state(
+            totals_of_group,
+            key="k",
+            output_schema=SCHEMA,
+            state_schema=STATE,
+            output_mode="update",
+            timeout_conf="NoTimeout",
+            state=f"file://{self.folder}/state/{self.name}",
+            sink=self.sink,
+        )
+        return self._started(batches)
+
     def apply_in_pandas(self) -> Any:
-        def totals(key: Any, frames: Any, state: Any) -> Iterator[Any]:
-            import pandas as pd
-
-            total, n = state.get if state.exists else (0, 0)
-            for frame in frames:
-                total, n = total + int(frame["v"].sum()), n + len(frame)
-            state.update((total, n))
-            yield pd.DataFrame({"k": [key[0]], "total": [total], "n": [n]})
-
         frame = self.rows().groupBy("k")
-        frame = frame.applyInPandasWithState(totals, SCHEMA, "total bigint, n bigint", "update", "NoTimeout")
+        frame = frame.applyInPandasWithState(totals_of_group, SCHEMA, STATE, "update", "NoTimeout")
         return self.start(frame, self.sink)
 
 
@@ -203,8 +220,8 @@ CONTENDERS: dict[str, Callable[[Run], Any]] = {
     "struct": lambda run: run.ours(OneStruct()),
     "spark": Run.spark_aggregation,
     "processor": Run.processor,
-    "processor, published": lambda run: run.processor(sink=sb.spark.sinks.parquet(run.out)),
     "processor in pandas": lambda run: run.processor(True),
+    "group states": Run.group_states,
     "transformWithState": Run.transform_with_state,
     "transformWithStateInPandas": lambda run: run.transform_with_state(True),
     "applyInPandasWithState": Run.apply_in_pandas,
