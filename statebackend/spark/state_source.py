@@ -342,7 +342,7 @@ class _Scan:
                 raise UsageError(
                     f"the stream is at batch {each['batch']} of a store that was rewound or reset since",
                     code="CHANGES.REWOUND",
-                    detail=str(self._options["path"]),
+                    detail=self._options["path"],
                     hint="start a new stream with another checkpointLocation; the changes of old batches may not hold",
                 )
             if each["batch"] not in ids:
@@ -356,9 +356,10 @@ class _Scan:
 
     def changes_between(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[pa.Table]:
         """The changes from one offset of a stream to another."""
+        self.retained(start, end)
         scan = _Scan({**self._given, "batchId": str(end["batch"])}, self._keys)
         table = scan._changes_of(start["batch"], end["batch"])
-        self.retained(start, end)  # the store has not changed meanwhile
+        self.retained(start, end)  # no rewind came meanwhile
         yield table
 
     def _as_feed(self, rows: pa.Table, batches: Any, types: Any) -> pa.Table:

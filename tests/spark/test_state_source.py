@@ -143,11 +143,14 @@ def test_stream_goes_on_where_it_was_and_fails_after_a_rewind(
     start, end = reader.initialOffset(), reader.latestOffset(reader.initialOffset(), None)
     (partition,) = reader.partitions(start, end)
     sb.tools.rewind(state, to=7, checkpoint_location=None)
-    with pytest.raises(sb.UsageError, match="no longer|no checkpoint"):
-        list(reader.read(partition))
-    with pytest.raises(sb.UsageError, match="rewound or reset since") as caught:
-        reader.partitions(start, end)
-    assert caught.value.code == "CHANGES.REWOUND"
+    for call in (
+        lambda: list(reader.read(partition)),
+        lambda: reader.partitions(start, end),
+        lambda: reader.latestOffset(start, None),
+    ):
+        with pytest.raises(sb.UsageError, match="rewound or reset since") as caught:
+            call()
+        assert caught.value.code == "CHANGES.REWOUND"
     with pytest.raises(sb.UsageError, match="streams the change feed only"):
         StateDataSource(options).streamReader(None)
 
