@@ -240,7 +240,7 @@ def test_rewind_that_is_killed_is_completed_by_another(
 
         def place() -> dict[str, int]:
             kind = rng.choice(["changes", "microseconds"])
-            return {kind: rng.randrange(said[kind])}
+            return {kind: rng.randrange(min(said[kind], 1_000_000))}  # of a measurement on a busy machine
 
         said = rewind()["said"][-1]
         whole = query.outcome()
