@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -18,7 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from killed_query import DUE, MORE_STEPS, STEPS, is_late
-from local_spark import needs_java
+from local_spark import needs_java, settings
+from processor_pairs import SETTINGS
+from pyspark.sql.pandas.types import from_arrow_schema
 from stream_process import check_query, check_rows, input_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_java]
@@ -96,6 +99,39 @@ def kill_at_random(folder: Path, rng: random.Random, kills: int, longest: int, *
 @pytest.mark.sampled(1, of="killed queries")
 def test_killed_at_random(tmp_path: Path, rng: random.Random) -> None:
     kill_at_random(tmp_path, rng, 2, 1500)
+
+
+@pytest.mark.sampled(1, of="killed queries")
+def test_a_killed_processor_ends_with_the_state_of_sparks(
+    spark: Any, tmp_path: Path, rng: random.Random, is_stress: bool
+) -> None:
+    """Killed at steps and at moments that the seed chooses; each user's last row shows all of its state."""
+    kills = 20 if is_stress else 2
+    write_input(tmp_path, 3 * kills)
+    places = [step for step in STEPS if step != "in the function"]
+    for batch in range(kills):
+        step = rng.choice([rng.choice(places), str(rng.randrange(1500))])
+        assert run(tmp_path, step, batch, "processor") or step.isdigit()
+    assert not run(tmp_path, "none", 0, "processor")
+    ours: dict[str, str] = {}
+    for line in (tmp_path / "sink").read_text().splitlines():
+        ours |= {row["user"]: row["text"] for row in json.loads(line)["rows"]}
+    theirs: dict[str, str] = {}
+
+    def collect(frame: Any, batch_id: int) -> None:
+        theirs.update({row.user: row.text for row in frame.collect()})
+
+    options = killed_query.PROCESSOR
+    with settings(spark, SETTINGS):
+        rows = spark.readStream.schema(from_arrow_schema(SCHEMA)).option("maxFilesPerTrigger", 4)
+        grouped = rows.parquet(str(tmp_path / "in")).groupBy("user")
+        frame = grouped.transformWithState(
+            killed_query.processor(), options["output_schema"], "Update", options["time_mode"]
+        )
+        writer = frame.writeStream.foreachBatch(collect).outputMode("update").trigger(availableNow=True)
+        writer.option("checkpointLocation", str(tmp_path / "spark")).start().awaitTermination()
+    assert ours == theirs
+    assert ours
 
 
 #: The sinks of `sb.spark.sinks`, read with what users read them with: pandas, Arrow, Spark and deltalake.

@@ -1,6 +1,6 @@
 """A program: a real query over the files in a folder, which kills itself, JVM and all, where it is told.
 
-    python killed_query.py FOLDER STEP BATCH [dedup] [rocksdb] [parquet | delta | both]
+    python killed_query.py FOLDER STEP BATCH [dedup] [rocksdb] [parquet | delta | both | processor]
 
 STEP is one of `STEPS` or `MORE_STEPS`, or a number: the milliseconds after which it dies, from the first batch on. With
 ``none`` it runs to the end. Its sink is that of `stream_process`, or one of `sb.spark.sinks`, which writes to
@@ -79,6 +79,37 @@ class Twice(Numbered):
         return ()
 
 
+#: How both sides run `processor`.
+PROCESSOR = {"output_schema": "user string, text string", "time_mode": "ProcessingTime"}
+
+
+def processor() -> Any:
+    """A processor of Spark's whose last row of a user shows its state, which the cut of the batches does not change."""
+    from pyspark.sql import Row
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Story(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.handle, self.total = handle, handle.getValueState("total", "n bigint")
+            self.ids = handle.getListState("ids", "id bigint")
+            self.amounts = handle.getMapState("amounts", "amount bigint", "times bigint", 3_600_000)
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+            for row in rows:
+                self.total.update(((self.total.get() or (0,))[0] + row.amount,))
+                self.ids.appendValue((row.id,))
+                times = self.amounts.getValue((row.amount,)) or (0,)
+                self.amounts.updateValue((row.amount,), (times[0] + 1,))
+            self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs())
+            yield from ()
+
+        def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+            state = self.total.get(), sorted(self.ids.get()), sorted(self.amounts.iterator())
+            yield Row(user=key[0], text=repr((state, list(self.handle.listTimers()) != [])))
+
+    return Story()
+
+
 def die() -> None:
     os.killpg(0, signal.SIGKILL)
 
@@ -155,6 +186,11 @@ def main() -> None:
         folder, next((each for each in ("rocksdb", "native") if each in sys.argv[4:]), "heap")
     )
     batches = sb.spark.stateful(function, key="user", backend=backend, state=folder / "state", **options)
+
+    if "processor" in sys.argv[4:]:
+        batches = sb.spark.transform_with_state(
+            processor(), key="user", state=folder / "state", sink=sink, **PROCESSOR
+        )
 
     def called(frame: Any, batch_id: int) -> None:
         if step.isdigit() and steps.current < 0:
