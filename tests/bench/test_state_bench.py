@@ -42,7 +42,7 @@ def run(tmp_path_factory, in_this_process) -> Path:
 
 
 class TestTurns:
-    def test_the_operations_are_those_of_the_flink_peer(self):
+    def test_operations_equal_the_flink_peers(self):
         assert set(OPERATIONS) == set(BACKEND_OPS)
 
     @pytest.mark.parametrize("name", OPERATIONS)
@@ -71,7 +71,7 @@ def one_that_fails() -> Any:
 
 
 class TestProcesses:
-    def test_what_goes_wrong_there_is_raised_here(self):
+    def test_errors_of_the_peer_are_raised(self):
         with OwnProcess(one_that_fails) as failing, pytest.raises(WrongResult, match="round 3"):
             failing.run_round(3)
         assert failing._process.exitcode == 0

@@ -80,7 +80,7 @@ class TestKinds:
 
 class TestOurs:
     @pytest.mark.parametrize(("operation", "kind"), CASES)
-    def test_both_backends_end_with_what_the_operation_says(self, operation, kind):
+    def test_both_backends_end_with_the_state_of_the_operation(self, operation, kind):
         given = rounds()
         sides = {backend: contender(operation, kind, backend) for backend in ("heap", "reference")}
         checksums = dict.fromkeys(sides, expected(operation, kind, given))
@@ -166,7 +166,7 @@ class TestRun:
         ("arguments", "complaint"),
         [(["P1", "types"], "in a run of their own"), (["types", "--scattered"], "cannot be scattered")],
     )
-    def test_what_does_not_go_together_is_refused(self, arguments, complaint, capsys):
+    def test_figures_that_exclude_each_other_are_refused(self, arguments, complaint, capsys):
         with pytest.raises(SystemExit):
             main(arguments)
         assert complaint in capsys.readouterr().err

@@ -136,7 +136,7 @@ def test_parts(address: str, bucket: str, root: str, options: dict[str, str]) ->
         "abfss://KEY:hunter2@account.dfs.core.windows.net",
     ],
 )
-def test_what_names_no_bucket_is_refused_when_it_is_used(address: str) -> None:
+def test_address_without_a_bucket_is_refused_on_use(address: str) -> None:
     files = open_files(address)
     with pytest.raises(UsageError, match="cannot be used") as caught:
         files.names("checkpoints")
@@ -177,7 +177,7 @@ def test_without_obstore_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_process_is_told_instead_of_waiting_for_ever() -> None:
+def test_forked_process_is_refused_instead_of_waiting() -> None:
     files = open_files("s3://b/x", options={"endpoint": "http://127.0.0.1:1", "max_retries": "0"})
     with pytest.raises(OSError, match="failed to read"):
         files.read("a")
@@ -192,7 +192,7 @@ def test_a_forked_process_is_told_instead_of_waiting_for_ever() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_nobody_answers() -> None:
+def test_address_without_an_answer_is_reported() -> None:
     options = {
         "endpoint": "http://127.0.0.1:1",
         "allow_http": "true",

@@ -284,7 +284,7 @@ def test_a_newer_version_is_named() -> None:
 @pytest.mark.parametrize(
     "body", [b'{"a"', b'{"a":1]', b'[{"a":1', b"{" + b'"a":{' * 100_000, b'"a', b'{"a":\xff', b""]
 )
-def test_a_right_checksum_over_what_is_no_object(body: bytes) -> None:
+def test_right_checksum_over_wrong_json_is_refused(body: bytes) -> None:
     from statebackend.checkpoint.store.sealed import crc32c
 
     with pytest.raises(CorruptCheckpointError, match=r"x\.json"):

@@ -347,7 +347,7 @@ def longs(groups: list[int], rows: int | None = None) -> GroupedBatch:
         (Section("a", LONG, [longs([0, 1], rows=1)]), "do not count its rows"),
     ],
 )
-def test_what_is_no_section_is_refused(section: Section, message: str) -> None:
+def test_wrong_sections_are_refused(section: Section, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         written([section])
 
@@ -496,7 +496,7 @@ def test_a_newer_version_is_named() -> None:
     assert caught.value.code == "CORRUPT_CHECKPOINT.VERSION"
 
 
-def test_a_plain_arrow_file_is_no_data_file() -> None:
+def test_plain_arrow_file_is_refused() -> None:
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, LONG) as arrow:
         arrow.write_batch(pa.record_batch([[1], [2]], schema=LONG))
@@ -504,7 +504,7 @@ def test_a_plain_arrow_file_is_no_data_file() -> None:
         opened(sink.getvalue())
 
 
-def test_a_source_that_fails_is_no_damage() -> None:
+def test_failing_source_is_not_called_damaged() -> None:
     class Failing(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             raise OSError(5, "input/output error")

@@ -187,7 +187,7 @@ def test_a_chain_with_merges_restores_at_any_parallelism(
 
 
 @pytest.mark.parametrize("is_encrypted", [True, False], ids=["encrypted", "plain"])
-def test_nothing_lies_in_plain_text(tmp_path: Path, is_encrypted: bool) -> None:
+def test_nothing_is_stored_in_plain_text(tmp_path: Path, is_encrypted: bool) -> None:
     """Nor does a name of a column; without encryption this would find all of it."""
     words = ["Casablanca", "Yokohama", "Montevideo"]
     numbers = [0x1122334455667788, 0x0102030405060708]
@@ -281,7 +281,7 @@ def test_tools_work_on_the_object(tmp_path: Path) -> None:
         assert keyed.get_state(count).get_many([3]).to_pylist() == [3]
 
 
-def test_what_is_pickled_for_another_process_encrypts(tmp_path: Path) -> None:
+def test_store_pickled_for_another_process_encrypts(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         writer = pickle.loads(pickle.dumps(store.data_writer(0)))
         stored = write(writer, b"elsewhere" * 20_000)
@@ -461,7 +461,7 @@ def test_an_overhead_that_changes_is_refused(tmp_path: Path) -> None:
         assert stored.size == BLOCK + OVERHEAD
 
 
-def test_what_is_no_cipher_is_refused(tmp_path: Path) -> None:
+def test_objects_that_are_not_ciphers_are_refused(tmp_path: Path) -> None:
     class Texts(AesGcm):
         def encrypt(self, name: str, offset: int, block: bytes) -> Any:
             return "text"

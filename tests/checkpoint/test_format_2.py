@@ -165,7 +165,7 @@ def test_aborting_what_may_be_committed_leaves_its_files() -> None:
     assert store.open_for_writing().latest(intact=True) == 2
 
 
-def test_parts_that_go_while_a_manifest_is_read_are_no_damage() -> None:
+def test_parts_removed_while_a_manifest_is_read_are_not_called_damaged() -> None:
     disk = Disk()
     calls = SimulatedCalls(disk)
     commit_ranges(store_on(disk).open_for_writing(), 1)

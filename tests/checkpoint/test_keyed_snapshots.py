@@ -304,7 +304,7 @@ def story_group(keyed: Any, key: Any) -> int:
     return keyed._encoder.key_group(key, keyed.max_parallelism)
 
 
-def test_a_state_that_nobody_asks_for_is_kept_and_written_again(tmp_path: Path, rng: random.Random) -> None:
+def test_undeclared_state_is_kept_and_written_again(tmp_path: Path, rng: random.Random) -> None:
     with create("heap", int) as keyed, open_store(tmp_path, int, retain=1) as store:
         Story(keyed, rng, int).change(1000)
         checkpoint = store.commit(0, [keyed.snapshot(0, store).result()])
@@ -345,7 +345,7 @@ def test_nothing_changed_writes_nothing(tmp_path: Path, rng: random.Random) -> N
         assert second.files == first.files
 
 
-def test_what_was_merely_moved_or_read_is_not_written_again(tmp_path: Path) -> None:
+def test_entries_merely_moved_or_read_are_not_written_again(tmp_path: Path) -> None:
     with create("heap", int) as keyed, open_store(tmp_path, int) as store:
         count = keyed.get_value_state(sb.ValueStateDescriptor("count", int))
         count.update_many(range(10_000), range(10_000))
@@ -383,7 +383,7 @@ def test_types_widen(tmp_path: Path, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_does_not_fit_is_refused_by_name_before_anything_is_loaded(tmp_path: Path, backend: str) -> None:
+def test_state_that_does_not_fit_is_refused_by_name_before_loading(tmp_path: Path, backend: str) -> None:
     with create(backend, int) as keyed, open_store(tmp_path / "store", int) as store:
         keyed.get_state(sb.ValueStateDescriptor("v", int)).update_many([1], [5])
         checkpoint = store.commit(0, [keyed.snapshot(0, store).result()])

@@ -53,7 +53,7 @@ def test_the_incarnation_is_new_after_a_rewind_and_not_by_opening(tmp_path: Path
     assert data_files(tmp_path) == 0
 
 
-def test_going_back_to_what_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_rewind_to_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     with committed(tmp_path, 5, 6) as store:
         with pytest.raises(sb.UsageError, match="checkpoint 4 to go back to does not exist") as caught:
             store.rewind(4)
@@ -143,7 +143,7 @@ def test_a_restart_that_is_cut_off_leaves_whole_checkpoints_and_can_be_repeated(
     assert calls > 8
 
 
-def test_a_time_that_was_set_is_that_of_one_checkpoint(tmp_path: Path) -> None:
+def test_time_that_was_set_belongs_to_one_checkpoint(tmp_path: Path) -> None:
     committed(tmp_path, 5, 6).close()
     assert sb.tools.set_time(tmp_path, now=7000).now == 7000
     store = sb.CheckpointStore(tmp_path, retain=2)
@@ -170,7 +170,7 @@ def test_a_pickled_store_is_one_that_is_not_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["manifest", "data", "lost"])
-def test_what_is_damaged_is_not_gone_back_to(tmp_path: Path, damage: str) -> None:
+def test_rewind_to_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
     """It would take the place of the only checkpoint that is whole."""
 
     class Table:
@@ -193,7 +193,7 @@ def test_what_is_damaged_is_not_gone_back_to(tmp_path: Path, damage: str) -> Non
     assert sb.CheckpointStore(tmp_path).records() == []
 
 
-def test_epochs_go_on_from_those_of_records(tmp_path: Path) -> None:
+def test_epochs_continue_from_the_records(tmp_path: Path) -> None:
     """A copy of a store has no empty folders, and those were all that was left of some epochs."""
     committed(tmp_path, 5, 6).close()
     incarnations = []
@@ -210,7 +210,7 @@ def test_epochs_go_on_from_those_of_records(tmp_path: Path) -> None:
     assert len(set(names)) == len(names) == 3
 
 
-def test_a_file_in_the_place_of_a_folder_is_no_folder(tmp_path: Path) -> None:
+def test_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     with committed(tmp_path, 5) as store:
         (tmp_path / "offsets").touch()
         assert not store.has_folder("offsets")

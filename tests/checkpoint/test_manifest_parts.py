@@ -79,7 +79,7 @@ def test_a_part_is_named_again_while_its_range_is_unchanged(root: Path) -> None:
     assert sb.tools.verify(root).ok
 
 
-def test_one_range_stands_in_the_manifest(root: Path) -> None:
+def test_one_range_is_in_the_manifest(root: Path) -> None:
     with CheckpointStore(root).open_for_writing(max_parallelism=GROUPS) as store:
         checkpoint = Ranges(store, 1).commit(0, 0)
         assert names(checkpoint) == [None]

@@ -182,7 +182,7 @@ class TestEveryService:
             files.remove(name)
         assert files.names("savepoints") == []
 
-    def test_what_is_missing(self, files: ObjectFiles) -> None:
+    def test_missing_objects_are_told(self, files: ObjectFiles) -> None:
         files.remove("data/1/gone")
         files.retire(["data/1/gone", ENTRY], 1)
         assert files.size("metadata.json") is None
@@ -199,7 +199,7 @@ class TestEveryService:
         files.publish("b", b"", 1)
         assert 1_600_000_000 < files.modified("a") <= files.modified("b")
 
-    def test_files_that_nobody_keeps_are_removed(self, files: ObjectFiles) -> None:
+    def test_files_without_a_checkpoint_are_removed(self, files: ObjectFiles) -> None:
         names = [
             "data/1/kept",
             "data/1/left",
@@ -304,7 +304,7 @@ class TestPublishing:
         with pytest.raises(NameConflictError):
             in_bucket(bucket, ("create", "fail")).publish(ENTRY, b"mine", 1)
 
-    def test_what_cannot_be_read_back_is_unknown(self, bucket: Bucket) -> None:
+    def test_outcome_is_unknown_if_the_object_cannot_be_read_back(self, bucket: Bucket) -> None:
         for first in ("lie", "fail"):
             files = in_bucket(bucket, ("create", first), ("get", "fail"))
             with pytest.raises(OSError, match="lost|unavailable") as caught:
@@ -388,7 +388,7 @@ class TestWithoutConditions:
             assert bucket.objects == {}
             assert files.take_epoch(refuse_live=False) == 1
 
-    def test_a_repetition_on_the_way_is_no_reason(self, bucket: Bucket) -> None:
+    def test_request_repeated_on_the_way_is_not_a_conflict(self, bucket: Bucket) -> None:
         files = in_bucket(bucket, ("create", errno.EEXIST))
         assert files.take_epoch(refuse_live=False) == 1
 
@@ -438,7 +438,7 @@ class TestNumbers:
         assert in_bucket(bucket).remove_leftovers(lambda name: False, 2) == 1
 
 
-def test_random_reads_are_those_of_the_content(rng: random.Random) -> None:
+def test_random_reads_equal_the_content(rng: random.Random) -> None:
     content = rng.randbytes(5_000_000)
     file = RangedFile(lambda start, end: content[start:end], len(content))
     for _ in range(300):

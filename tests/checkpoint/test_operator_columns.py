@@ -123,7 +123,7 @@ FOREIGN: list[tuple[t.Type, pa.Array]] = [
 @pytest.mark.parametrize(
     ("declared", "column"), FOREIGN, ids=lambda each: str(getattr(each, "type", "")) or repr(each)
 )
-def test_what_a_foreign_file_may_hold_is_refused_as_one_by_one(declared: t.Type, column: pa.Array) -> None:
+def test_foreign_columns_are_refused_as_single_values_are(declared: t.Type, column: pa.Array) -> None:
     if declared.name == "ROW":
         column = pa.StructArray.from_arrays([column.field(0).view(pa.date32())], ["a"])
     config = declared.config()

@@ -130,7 +130,7 @@ def restored(restore: Any, parallelism: int) -> list[sb.OperatorStateBackend]:
 
 
 @given(st.lists(st.none() | st.binary()))
-def test_pickles_and_what_a_serializer_of_the_users_writes_are_bytes(data: list[bytes | None]) -> None:
+def test_pickles_and_values_of_a_users_serializer_are_bytes(data: list[bytes | None]) -> None:
     for config in (t.PICKLE.config(), t.of(Backwards()).config(), t.LIST(t.of(Eight())).config()):
         column = to_column(data, config)
         assert column.type == pa.binary()
@@ -196,7 +196,7 @@ def test_many_elements_come_back_in_order(store: CheckpointStore) -> None:
     assert [*new[0], *new[1], *new[2]] == list(range(200_000))
 
 
-def test_what_is_not_asked_for_is_never_unpickled(store: CheckpointStore, rng: random.Random) -> None:
+def test_undeclared_state_is_never_unpickled(store: CheckpointStore, rng: random.Random) -> None:
     first = sb.OperatorStateBackend()
     fill(first, NAMES, rng)
     first.get_list_state(sb.ListStateDescriptor("things", t.PICKLE)).add_all([Thing(1), Thing(2)])
@@ -234,7 +234,7 @@ def test_restored_types_may_widen_and_rows_may_change(store: CheckpointStore) ->
     assert last.contents()["n"]["config"]["types"] == {"element": {"type": "long"}}
 
 
-def test_what_does_not_fit_is_refused_and_stays(store: CheckpointStore) -> None:
+def test_state_that_does_not_fit_is_refused_and_stays(store: CheckpointStore) -> None:
     first = sb.OperatorStateBackend()
     first.get_list_state(sb.ListStateDescriptor("n", "int")).add(7)
     first.get_list_state(sb.ListStateDescriptor("p", t.PICKLE)).add(7)
@@ -289,7 +289,7 @@ def test_snapshots_that_are_not_committed_are_opened_by_their_store(store: Check
 
 
 @pytest.mark.parametrize("wrong", [{}, "", b"x", 7, [7], ["x"], [[]], [StateSnapshot(0, epoch=1)]], ids=repr)
-def test_what_cannot_be_restored_from_is_refused(wrong: Any) -> None:
+def test_wrong_sources_of_a_restore_are_refused(wrong: Any) -> None:
     with pytest.raises(UsageError, match="restore is a Checkpoint, a savepoint"):
         sb.OperatorStateBackend(restore=wrong)
 

@@ -114,7 +114,7 @@ def test_a_pin_that_cannot_be_read_holds_everything_for_a_while(tmp_path: Path, 
         assert len(list(tmp_path.glob("data/*/*"))) == 1
 
 
-def test_what_cannot_be_pinned(tmp_path: Path) -> None:
+def test_missing_checkpoints_cannot_be_pinned(tmp_path: Path) -> None:
     with sb.CheckpointStore(tmp_path).open_for_writing() as store:
         with pytest.raises(sb.UsageError, match="there is no checkpoint"):
             store.pin()

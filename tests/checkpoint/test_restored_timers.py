@@ -99,7 +99,7 @@ def test_timers_of_a_base_and_deltas_fire_in_the_same_order(
 
 
 @pytest.mark.parametrize("read_by", ["heap", "rocksdb"])
-def test_what_a_file_clears_is_gone(read_by: str) -> None:
+def test_cleared_timers_are_gone(read_by: str) -> None:
     """No backend writes this of timers now; a map state may have it, and so may a file."""
     times = {"key": [1, 1, 2, 1], "map_key": [20, 10, 15, 30], "namespace": [b"", b"", b"", b"\x02n"]}
     base = pa.record_batch({**times, "value": [False] * 4})

@@ -69,7 +69,7 @@ def test_many_kept_checkpoints_cost_a_commit_nothing(tmp_path: Path, clock: Stop
 
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 2.0, datetime.timedelta(-1), "1 moon"])
-def test_what_is_no_retention_is_refused(tmp_path: Path, wrong: object) -> None:
+def test_wrong_retention_is_refused(tmp_path: Path, wrong: object) -> None:
     with pytest.raises(sb.UsageError, match="unknown retain=|not a duration|is less than 0"):
         sb.CheckpointStore(tmp_path, retain=wrong)  # type: ignore[arg-type]
 

@@ -63,7 +63,7 @@ def test_any_backend_restores_parts(tmp_path: Path, backend: str, key_type: Any,
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_states_nobody_asked_for_are_written_merged(tmp_path: Path, backend: str, rng: random.Random) -> None:
+def test_undeclared_states_are_written_merged(tmp_path: Path, backend: str, rng: random.Random) -> None:
     """Of a checkpoint they are a history of changes."""
     with (
         create(backend, int) as keyed,
@@ -260,7 +260,7 @@ def test_a_description_that_makes_no_sense_is_refused(tmp_path: Path, change: di
         create("heap", int, restore=tmp_path)
 
 
-def test_what_cannot_be_written_leaves_nothing() -> None:
+def test_failed_savepoint_leaves_nothing() -> None:
     """Every call fails once: what was written is removed, and a second attempt succeeds."""
     clean = SimulatedCalls(Disk())
     with create("heap", int) as keyed:
@@ -288,7 +288,7 @@ def test_what_cannot_be_written_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_savepoint_is_of_its_own_moment(tmp_path: Path, backend: str) -> None:
+def test_savepoint_is_of_the_moment_of_its_call(tmp_path: Path, backend: str) -> None:
     with create(backend, int) as keyed:
         state = keyed.get_value_state(sb.ValueStateDescriptor("n", int))
         state.update_many([1], [5])

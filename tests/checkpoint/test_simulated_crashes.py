@@ -558,7 +558,7 @@ def test_openers_that_race_for_an_epoch() -> None:
         check_recovery(files_on(left), listing(left), told)
 
 
-def test_what_a_new_writer_has_seen_survives(chosen: Chosen) -> None:
+def test_checkpoint_seen_by_a_new_writer_survives(chosen: Chosen) -> None:
     """A process dies anywhere, the next one opens and builds on what it finds; then the power fails."""
     for at in chosen(range(len(STORY))):
         disk = new_disk()

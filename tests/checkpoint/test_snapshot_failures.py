@@ -204,7 +204,7 @@ def test_closing_a_backend_keeps_a_rewritten_base_only_if_a_snapshot_in_flight_n
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_states_that_nobody_asked_for_are_sorted_by_the_writing_thread(
+def test_undeclared_states_are_sorted_by_the_writing_thread(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keyed, count = counting(backend, 100)
@@ -323,7 +323,7 @@ def test_a_story(tmp_path: Path, backend: str, rng: random.Random, monkeypatch: 
     sb.CheckpointStore(tmp_path).open(newest).verify()
 
 
-def test_what_is_lent_is_kept_until_it_is_decided(tmp_path: Path) -> None:
+def test_lent_files_are_kept_until_the_snapshot_is_decided(tmp_path: Path) -> None:
     """Three snapshots on their way: the last builds on files that the first two no longer name."""
     store = sb.CheckpointStore(tmp_path, retain=1).open_for_writing(key_type="bigint", max_parallelism=8)
     host = Host("heap")

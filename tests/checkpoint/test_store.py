@@ -35,7 +35,7 @@ def data_files(root: Path) -> set[str]:
     return {path.relative_to(root).as_posix() for path in root.glob("data/*/*")}
 
 
-def test_what_is_committed_is_read_back(store: CheckpointStore) -> None:
+def test_committed_content_is_read_back(store: CheckpointStore) -> None:
     writer = store.begin_snapshot(7)
     with writer.create("base", subtask=1, key_groups=KeyGroupRange(64, 127), label="all of it") as file:
         assert file.write(b"") == 0
@@ -243,7 +243,9 @@ def test_a_snapshot_of_an_earlier_writer_is_not_committed(store: CheckpointStore
         ([{**StateSnapshot(0, 1).to_json(), "extra": {"x": float("nan")}}], "extra is not JSON-able"),
     ],
 )
-def test_what_is_no_snapshot_is_refused(store: CheckpointStore, snapshots: list, message: str) -> None:
+def test_objects_that_are_not_snapshots_are_refused(
+    store: CheckpointStore, snapshots: list, message: str
+) -> None:
     for snapshot in snapshots:
         for file in getattr(snapshot, "files", ()):
             (Path(store.uri) / file.name).write_bytes(b"x" * file.size)
@@ -288,7 +290,7 @@ def test_a_store_that_is_not_open_for_writing_says_so(store: CheckpointStore) ->
 
 
 @pytest.mark.parametrize("retain", [1, 2, 3])
-def test_retention_keeps_the_newest_and_what_they_name(root: Path, retain: int) -> None:
+def test_retention_keeps_the_newest_and_their_files(root: Path, retain: int) -> None:
     store = CheckpointStore(root, retain=retain).open_for_writing()
     chain: list[StoredFile] = []
     named: dict[int, set[str]] = {}
@@ -324,7 +326,7 @@ def test_a_snapshot_in_flight_keeps_what_it_builds_on(root: Path) -> None:
     assert base.name not in data_files(root)
 
 
-def test_an_aborted_snapshot_lets_go_of_what_it_builds_on(root: Path) -> None:
+def test_aborted_snapshot_releases_the_files_that_it_builds_on(root: Path) -> None:
     store = CheckpointStore(root, retain=1).open_for_writing()
     base = commit(store, 0)
     store.begin_snapshot(4)
@@ -536,7 +538,7 @@ def test_a_read_only_folder_is_not_written(store: CheckpointStore, root: Path, r
         CheckpointStore(root / "new").open_for_writing()
 
 
-def test_a_path_that_is_no_folder(tmp_path: Path) -> None:
+def test_path_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(StoreError, match="Not a directory"):

@@ -94,7 +94,7 @@ def test_a_name_with_other_content_is_refused(tmp_path: Path, change: str) -> No
 
 @pytest.mark.parametrize("how", ["die", "fail"])
 @pytest.mark.parametrize("is_linked", [True, False], ids=["linked", "copied"])
-def test_what_is_found_there_is_durable_before_it_counts(how: str, is_linked: bool) -> None:
+def test_found_files_are_durable_before_they_count(how: str, is_linked: bool) -> None:
     """The first stops at any of its calls, the next may find the name, and then the power fails."""
     content, at, seen = b"rows" * 100, 0, set()
     while True:

@@ -81,7 +81,7 @@ def test_several_snapshots_are_written_at_once() -> None:
     threads.close()
 
 
-def test_what_was_begun_is_written_after_the_backend_was_closed() -> None:
+def test_snapshot_in_flight_is_written_after_the_backend_was_closed() -> None:
     threads, go = WritingThreads(), threading.Event()
 
     def write() -> StateSnapshot:
@@ -97,7 +97,7 @@ def test_what_was_begun_is_written_after_the_backend_was_closed() -> None:
     assert pending.result(20).checkpoint_id == 7
 
 
-def test_what_is_written_is_let_go_before_the_result_is_known() -> None:
+def test_written_rows_are_released_before_the_result_is_known() -> None:
     class View:
         ended = threading.Event()
 
@@ -139,7 +139,7 @@ def test_work_whose_thread_could_not_be_started_is_never_done(monkeypatch: pytes
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
-def test_a_forked_process_writes_on_threads_of_its_own(tmp_path: Path) -> None:
+def test_forked_process_writes_on_its_own_threads(tmp_path: Path) -> None:
     with create("heap") as keyed, open_store(tmp_path / "parent") as store:
         keyed.get_state(COUNT).update_many([1], [5])
         store.commit(0, [keyed.snapshot(0, store).result()])

@@ -368,7 +368,7 @@ IN_NAMESPACES = {
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("expires", [False, True], ids=["for ever", "with times"])
 @pytest.mark.parametrize("kind", IN_NAMESPACES)
-def test_restoring_a_row_in_a_namespace_of_its_own_takes_little_longer_than_one_in_few(
+def test_restoring_rows_in_separate_namespaces_takes_little_longer(
     make: Make, tmp_path: Path, kind: str, expires: bool
 ) -> None:
     count, declared = 20_000, IN_NAMESPACES[kind]

@@ -53,7 +53,7 @@ def test_links_are_quick_and_find_dead_machines(pair: tuple[Link, Link]) -> None
 
 
 @pytest.mark.parametrize("address", [(HOST, 1), (HOST, 70_000), ("x" * 70, 1), ("", 1)])
-def test_an_address_where_nobody_is(address: tuple[str, int]) -> None:
+def test_address_without_a_host_is_refused(address: tuple[str, int]) -> None:
     with pytest.raises(LinkError, match="cannot connect") as caught:
         connect(address, SECRET, role="task", timeout=LONG)
     assert caught.value.code == "CLUSTER.CONNECT"
@@ -162,7 +162,7 @@ def test_the_servers_proof_is_none_for_the_server(served: Served, monkeypatch: p
     assert served.links.empty()
 
 
-def test_nobody_gets_a_proof_without_one(served: Served, rng: random.Random) -> None:
+def test_proof_is_given_only_for_a_proof(served: Served, rng: random.Random) -> None:
     """A listener tells a preamble and a nonce, new each time, to whoever has no proof, and its proof to nobody."""
     nonces = set()
     for number in range(30):

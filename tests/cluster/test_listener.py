@@ -69,7 +69,7 @@ def test_only_so_many_may_prove_themselves_at_once_and_others_wait() -> None:
             near.close()
 
 
-def test_an_error_of_what_serves_is_logged_and_ends_its_link_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_of_a_server_is_logged_and_ends_its_link_alone(caplog: pytest.LogCaptureFixture) -> None:
     def serve(link: Link, role: str) -> None:
         if role == "bad":
             raise ZeroDivisionError("of the function")
@@ -144,7 +144,7 @@ def test_a_listener_is_closed_by_those_it_serves() -> None:
         end.close()
 
 
-def test_closing_does_not_wait_for_ever(
+def test_closing_waits_for_a_limited_time(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "_JOIN", 0.01)

@@ -78,7 +78,7 @@ def test_a_disk_without_room_costs_the_copy_alone(
         assert files._copies() == []
 
 
-def test_a_file_that_is_abandoned_or_removed_has_no_copy(place: StoreFiles, tmp_path: Path) -> None:
+def test_abandoned_or_removed_file_leaves_no_copy(place: StoreFiles, tmp_path: Path) -> None:
     files = FilesWithCopies(place, str(tmp_path / "copies"))
     sink = files.create(NAME)
     sink.write(b"content")
@@ -92,7 +92,7 @@ def test_a_file_that_is_abandoned_or_removed_has_no_copy(place: StoreFiles, tmp_
         files.open_input(NAME)
 
 
-def test_copies_of_what_is_not_named_any_more_go(place: StoreFiles, tmp_path: Path) -> None:
+def test_copies_of_unnamed_files_are_removed(place: StoreFiles, tmp_path: Path) -> None:
     files = FilesWithCopies(place, str(tmp_path / "copies"))
     names = [NAME.replace("0123", str(number)) for number in range(4)]
     for name in names:
@@ -190,7 +190,7 @@ def test_bases_of_batches_that_were_taken_back_have_no_copies(world: World) -> N
     assert [each for each in copies if each.rpartition("_")[2] not in named] == []
 
 
-def test_what_is_read_back_to_be_verified_is_read_where_it_is(world: World, bases_read: list[str]) -> None:
+def test_verification_reads_the_file_and_not_its_copy(world: World, bases_read: list[str]) -> None:
     """A base that was written in the background is named once it has been read again: its copy would prove nothing."""
     query = world.open(local_copies=True)
     world.batch()

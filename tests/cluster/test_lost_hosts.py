@@ -112,7 +112,7 @@ class Untold(sb.StateBackendError):
     ],
     ids=["speechless", "untold", "long", "exit"],
 )
-def test_whatever_a_function_raises_is_raised_once_and_costs_no_host(
+def test_error_of_a_function_is_raised_once_and_loses_no_host(
     world: World, kind: type[BaseException], arguments: tuple[Any, ...], match: str
 ) -> None:
     world.open()

@@ -125,7 +125,7 @@ def test_an_attempt_that_goes_on_when_the_batch_has_run_is_refused(
     world.nothing_is_staged()
 
 
-def test_an_attempt_that_nobody_named_is_refused_where_the_batch_has_no_other_rows(
+def test_unnamed_attempt_is_refused_if_the_batch_has_only_its_rows(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else what it sends would wait at hosts until there is another batch."""

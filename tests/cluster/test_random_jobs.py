@@ -417,7 +417,7 @@ def test_a_job_begins_with_the_state_of_another(
         after.check_state()
 
 
-def test_a_query_begins_anew_after_a_gap(tmp_path: Path, rng: random.Random) -> None:
+def test_query_begins_again_after_a_gap(tmp_path: Path, rng: random.Random) -> None:
     with closing(Twins(tmp_path, CASES["rows"], "heap", rng)) as twins:
         twins.open(3)
         twins.batches(2)

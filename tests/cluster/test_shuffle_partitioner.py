@@ -160,7 +160,7 @@ def address(rows: pa.RecordBatch) -> int:
 
 
 @pytest.mark.parametrize("attempt", range(40))
-def test_surveys_of_any_split_are_those_of_the_whole_batch(attempt: int, rng: random.Random) -> None:
+def test_surveys_of_any_split_equal_the_whole_batch(attempt: int, rng: random.Random) -> None:
     keys = pa.array(
         [rng.choice([None, "a", "b", "c"]) for _ in range(rng.choice([0, 2, 5, 100]))], pa.string()
     )
@@ -236,7 +236,7 @@ def test_a_job_without_event_time_or_digests_tells_neither() -> None:
         {**BatchSurvey().to_json(), "digest": 7},
     ],
 )
-def test_what_is_no_survey_is_refused(wrong: object) -> None:
+def test_wrong_surveys_are_refused(wrong: object) -> None:
     with pytest.raises(UsageError, match="the report of a task cannot be read"):
         BatchSurvey.from_json(wrong)
 
@@ -273,7 +273,7 @@ def test_null_keys_are_refused_for_the_batch_as_a_whole() -> None:
         "no timestamps",
     ],
 )
-def test_what_cannot_be_cut_is_refused_as_in_one_process(
+def test_rows_that_cannot_be_cut_are_refused_as_in_one_process(
     options: dict[str, Any], columns: dict[str, Any], key_type: str
 ) -> None:
     job, table = a_job(**options), pa.table(columns)

@@ -173,7 +173,7 @@ def test_closing_ends_everything(staging: PieceStaging) -> None:
         staging.taken([])
 
 
-def test_what_is_no_message_or_is_cut_or_has_other_columns_ends_the_piece(staging: PieceStaging) -> None:
+def test_wrong_message_ends_the_piece(staging: PieceStaging) -> None:
     whole = message(numbered(*range(50)))
     text = message(pa.record_batch([["abcdefghijk"], [1]], schema=SCHEMA))
     ends, beyond = (struct.pack("<ii", 0, end) + b"abcdefghijk" for end in (11, 1 << 20))
@@ -270,7 +270,7 @@ def test_files_lie_where_the_system_has_temporary_ones(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_processes_that_were_killed_have_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_files_of_killed_processes_are_removed_and_nothing_else(tmp_path: Path) -> None:
     ended = gone()
     orphan = tmp_path / f"statebackend-staging-{ended}-x"
     others = {tmp_path / name for name in ("statebackend-staging-", "statebackend-staging-x", f"{ended}")}

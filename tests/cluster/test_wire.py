@@ -130,7 +130,7 @@ def test_both_ends_send_and_receive_at_once(pair: tuple[Link, Link]) -> None:
         each.join(LONG)
 
 
-def test_no_frame_in_time_is_no_end(pair: tuple[Link, Link]) -> None:
+def test_late_frame_does_not_end_the_link(pair: tuple[Link, Link]) -> None:
     near, far = pair
     for timeout in (0, -1, 0.01, 0):
         with pytest.raises(TimeoutError) as caught:
@@ -215,7 +215,7 @@ NOT_FRAMES = {
 
 
 @pytest.mark.parametrize("garbage", NOT_FRAMES.values(), ids=NOT_FRAMES)
-def test_what_is_no_frame_closes_the_link(bare: Any, garbage: bytes) -> None:
+def test_wrong_frame_closes_the_link(bare: Any, garbage: bytes) -> None:
     raw, link = bare()
     raw.sendall(frame({"op": "first"}) + garbage + frame({"op": "a"}) * 2)
     assert link.receive(LONG).header == {"op": "first"}
@@ -248,7 +248,7 @@ def test_a_claim_of_size_costs_nothing(bare: Any) -> None:
             assert peak < (2 << 20) + 5 * comes
 
 
-def test_what_cannot_be_sent_leaves_the_link_as_it_was(pair: tuple[Link, Link]) -> None:
+def test_failed_send_leaves_the_link_as_it_was(pair: tuple[Link, Link]) -> None:
     near, far = pair
     recursive: list[Any] = []
     recursive.append(recursive)

@@ -354,7 +354,7 @@ def test_encrypted_store_needs_its_cipher(tmp_path: Path, monkeypatch: pytest.Mo
     assert in_pipe("verify", "state", "--cipher", "own_keys:cipher").status == 0
 
 
-def test_module_runs_in_a_process_of_its_own(keyed_store: Path) -> None:
+def test_module_runs_in_a_separate_process(keyed_store: Path) -> None:
     command = [sys.executable, "-m", "statebackend"]
     shown = run_command(*command, "ls", keyed_store, env=environment())
     assert shown.stdout == in_pipe("ls", keyed_store).out

@@ -56,7 +56,7 @@ def test_opentelemetry_has_the_values_of_prometheus() -> None:
     assert found["statebackend_watermark_lag_seconds", orders] > 1e9
 
 
-def test_opentelemetry_refuses_what_is_no_meter() -> None:
+def test_opentelemetry_refuses_objects_that_are_not_meters() -> None:
     with pytest.raises(sb.UsageError, match="expected a meter") as caught:
         sb.spark.opentelemetry("orders")
     assert caught.value.code == "USAGE.ARGUMENT"

@@ -204,7 +204,7 @@ def test_an_error_undoes_the_call_and_names_what_a_row_names(backend: sb.StateBa
     assert messages[:4] == messages[4:]
 
 
-def test_what_a_function_does_to_its_values_is_its_own(backend: sb.StateBackend, ways: Ways) -> None:
+def test_function_may_change_its_values(backend: sb.StateBackend, ways: Ways) -> None:
     """Values come decoded from the columns: the same list in two rows is two lists, and the caller's is a third one."""
 
     def reduce(a: list[int], b: list[int]) -> list[int]:

@@ -26,7 +26,7 @@ def test_nulls_are_void(keyed: Keyed) -> None:
     assert total.get_many([1, 1, 1], namespaces=[None, 5, sb.VOID]).to_pylist() == [2, 5, 2]
 
 
-def test_what_changed_has_the_type_of_the_column(keyed: Keyed) -> None:
+def test_changed_namespaces_have_the_type_of_the_column(keyed: Keyed) -> None:
     total = keyed.get_reducing_state(sb.ReducingStateDescriptor("r", "sum", int))
     windows = window_column([WINDOWS[0]])
     for column, sort in (

@@ -38,7 +38,7 @@ def with_ttl(descriptor: StateDescriptor, **options: Any) -> Any:
     return descriptor.enable_time_to_live(config)
 
 
-def test_without_a_column_calls_go_by_the_watermark_after_the_batch(make_keyed: MakeKeyed) -> None:
+def test_calls_without_a_column_use_the_watermark_after_the_batch(make_keyed: MakeKeyed) -> None:
     keyed = make_keyed()
     state = keyed.get_state(with_ttl(sb.ValueStateDescriptor("s", int)))
     keyed.begin(watermarks=(1000, 1050))

@@ -73,7 +73,7 @@ def test_bad_names(name: Any) -> None:
         (lambda: sb.ListStateDescriptor("s", int).enable_time_to_live(1000), "StateTtlConfig"),
     ],
 )
-def test_bad_arguments_are_refused_with_what_to_write(make: Any, complaint: str) -> None:
+def test_bad_arguments_are_refused_with_a_correction(make: Any, complaint: str) -> None:
     with pytest.raises(sb.UsageError, match=complaint):
         make()
 

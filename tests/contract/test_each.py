@@ -110,7 +110,7 @@ def test_backend_that_is_closed_ends_the_run(make_keyed: MakeKeyed) -> None:
         ("double", float),
     ],
 )
-def test_states_are_those_of_a_plain_loop(
+def test_states_equal_a_plain_loop(
     make_keyed: MakeKeyed, declared: str, make: Callable[[int], Any], rng: random.Random
 ) -> None:
     """Keys of a run, others in between, namespaces that change, and lists that change while they are gone over."""

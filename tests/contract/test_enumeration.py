@@ -381,7 +381,7 @@ def test_reading_is_a_change_only_as_use(make_keyed: Callable[..., Keyed], clock
     assert keyed.count_changes(mark) == (2, 0)
 
 
-def test_what_expires_is_removed(make_keyed: Callable[..., Keyed], clock: ManualClock) -> None:
+def test_expired_entries_are_removed(make_keyed: Callable[..., Keyed], clock: ManualClock) -> None:
     keyed = make_keyed()
     idle = sb.StateTtlConfig(100, cleanup_idle=True)
     state = keyed.get_state(sb.MapStateDescriptor("seen", str, int).enable_time_to_live(idle))
@@ -398,7 +398,7 @@ def test_what_expires_is_removed(make_keyed: Callable[..., Keyed], clock: Manual
     assert keyed.metrics()["rows"] == 1
 
 
-def test_counts_are_those_of_a_model_whatever_is_done(keyed: Keyed, rng: random.Random) -> None:
+def test_counts_equal_a_model_after_random_calls(keyed: Keyed, rng: random.Random) -> None:
     state = states(keyed)
     model: dict[Any, Any] = {}
     outer: list[tuple[Any, dict[Any, Any]]] = []

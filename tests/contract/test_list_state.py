@@ -53,7 +53,7 @@ def test_order_is_kept_and_an_empty_list_is_absent(keyed: Keyed, state: sb.Keyed
         ("add_all", 1),
     ],
 )
-def test_what_is_refused_changes_nothing(
+def test_refused_calls_change_nothing(
     keyed: Keyed, state: KeyedListState, present: bool, method: str, argument: Any
 ) -> None:
     if present:

@@ -20,7 +20,7 @@ def state(keyed: Keyed) -> sb.MapState:
     return keyed.get_map_state(sb.MapStateDescriptor("s", str, int))
 
 
-def test_none_beside_objects_of_a_users_serializer_is_never_copied(make_keyed: MakeKeyed) -> None:
+def test_none_among_objects_of_a_users_serializer_is_never_copied(make_keyed: MakeKeyed) -> None:
     """Its copy() and serialize() take values only; a read below a mark copies what can be changed."""
     keyed = make_keyed()
     keyed.set_current_key(0)
@@ -113,7 +113,7 @@ def test_an_emptied_map_leaves_nothing_behind(keyed: Keyed, state: sb.MapState, 
         lambda s: s[None],
     ],
 )
-def test_what_is_refused_changes_nothing(keyed: Keyed, state: sb.MapState, present: bool, call: Any) -> None:
+def test_refused_calls_change_nothing(keyed: Keyed, state: sb.MapState, present: bool, call: Any) -> None:
     if present:
         state["p"] = 7
     with pytest.raises(sb.SerializationTypeError):

@@ -70,7 +70,7 @@ def test_lists(operator: sb.OperatorStateBackend, mode: str) -> None:
     assert getter(numbers()) is state
 
 
-def test_what_is_returned_is_a_copy(operator: sb.OperatorStateBackend) -> None:
+def test_returned_value_is_a_copy(operator: sb.OperatorStateBackend) -> None:
     state = operator.get_list_state(sb.ListStateDescriptor("s", list[int]))
     given = [1]
     state.add(given)
@@ -429,7 +429,7 @@ def test_nothing_is_lost_and_loads_are_even(parallelism: int) -> None:
         assert max(totals) - min(totals) <= 1
 
 
-def test_what_an_instance_did_not_report() -> None:
+def test_state_that_an_instance_did_not_report() -> None:
     old = contents("split")
     del old[1]["s"]
     assert dealt(redistribute(old, 2)) == [[0, 1, 2], [3, 200, 201]]

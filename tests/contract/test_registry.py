@@ -58,7 +58,7 @@ def test_a_bad_target_is_refused(target: str) -> None:
         ("statebackend.state.clocks:SystemClock", "not a StateBackend"),
     ],
 )
-def test_what_cannot_be_loaded_says_why(target: str, reason: str) -> None:
+def test_backend_that_cannot_be_loaded_says_why(target: str, reason: str) -> None:
     sb.register_backend("broken", target)
     found = sb.available_backends()["broken"]
     assert not found.is_available

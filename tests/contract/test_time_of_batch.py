@@ -103,7 +103,7 @@ def test_the_clock_tells_again_after_none(keyed: sb.KeyedStateBackend, clock: Co
 
 
 @pytest.mark.parametrize("wrong", [1.5, "now", True, 2**63])
-def test_what_is_no_time_is_refused(keyed: sb.KeyedStateBackend, wrong: object) -> None:
+def test_values_that_are_not_times_are_refused(keyed: sb.KeyedStateBackend, wrong: object) -> None:
     with pytest.raises(sb.UsageError):
         keyed.begin(wrong)  # type: ignore[arg-type]
 

@@ -170,7 +170,7 @@ def test_late_rows_are_cleaned_up_too(
         assert keyed.num_entries("s") == 0
 
 
-def test_enumeration_goes_by_the_time_that_is_set(make_keyed: MakeKeyed, kind: str) -> None:
+def test_enumeration_uses_the_time_that_is_set(make_keyed: MakeKeyed, kind: str) -> None:
     keyed = make_keyed()
     state = state_of(keyed, kind)
     keyed.begin(watermarks=(None, 1099))
@@ -235,7 +235,7 @@ def test_full_snapshots_leave_out_what_had_expired_by_the_committed_watermark(
 
 
 @pytest.mark.parametrize("stored_as", ["checkpoint", "savepoint"])
-def test_what_is_restored_goes_by_the_restored_watermark_until_it_is_told_another(
+def test_restored_state_uses_the_restored_watermark_until_the_next(
     make_keyed: MakeKeyed, tmp_path: Path, clock: ManualClock, kind: str, stored_as: str
 ) -> None:
     """By the clock, which is far ahead of the rows, whatever is read or written first would be gone."""
@@ -278,7 +278,7 @@ def test_what_is_restored_goes_by_the_restored_watermark_until_it_is_told_anothe
         assert list(again.keys("s")) == [], "from now on it goes by what it was told"
 
 
-def test_what_had_no_watermark_goes_by_the_clock(make_keyed: MakeKeyed, tmp_path: Path) -> None:
+def test_state_without_a_watermark_uses_the_clock(make_keyed: MakeKeyed, tmp_path: Path) -> None:
     """Restored from a backend that was told the time of batches, but never one of rows."""
     keyed = make_keyed()
     keyed.begin(1_000)

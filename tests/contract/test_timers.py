@@ -48,7 +48,7 @@ def test_key_and_namespace_are_what_they_were_after_firing(keyed: Keyed) -> None
     assert keyed.timers.count() == 1
 
 
-def test_state_is_that_of_the_timers_key(keyed: Keyed) -> None:
+def test_timer_sees_the_state_of_its_key(keyed: Keyed) -> None:
     state = keyed.get_value_state(sb.ValueStateDescriptor("s", int))
     for key in range(20):
         register(keyed, key, 100 - key)
@@ -75,7 +75,7 @@ def test_order_is_time_then_key_then_namespace(make_keyed: MakeKeyed, key_type: 
     assert fired == sorted(expected)
 
 
-def test_what_is_registered_while_firing_and_is_due_fires_in_its_turn(keyed: Keyed) -> None:
+def test_due_timer_registered_while_firing_fires_in_its_turn(keyed: Keyed) -> None:
     for key in (1, 2, 3):
         register(keyed, key, 10)
     seen = []
@@ -208,7 +208,7 @@ def test_a_key_has_to_be_current(make_keyed: MakeKeyed) -> None:
     assert list(keyed.timers.due(1)) == []
 
 
-def test_a_closed_backend_has_no_timers(make_keyed: MakeKeyed) -> None:
+def test_closed_backend_refuses_timers(make_keyed: MakeKeyed) -> None:
     keyed = make_keyed()
     register(keyed, 1, 10, 20)
     timers = keyed.timers

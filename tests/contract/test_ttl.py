@@ -117,7 +117,7 @@ def test_builder_and_keywords_agree(build: Any, keywords: dict[str, Any]) -> Non
     assert pickle.loads(pickle.dumps(config)) == config
 
 
-def test_what_is_configured_stays_without_background_cleanup() -> None:
+def test_other_options_stay_without_background_cleanup() -> None:
     kept = sb.StateTtlConfig(5, cleanup_in_background=False, cleanup_incrementally=(3, True))
     assert kept.incremental_cleanup == (3, True)
     assert kept.rocksdb_cleanup is None
@@ -163,7 +163,7 @@ FILTER = "query_time_after_num_entries"
     ],
     ids=repr,
 )
-def test_a_bad_option_is_refused_with_what_to_write(keywords: dict[str, Any], hint: str) -> None:
+def test_bad_option_is_refused_with_a_correction(keywords: dict[str, Any], hint: str) -> None:
     with pytest.raises(sb.UsageError, match=f"Hint: .*{hint}"):
         sb.StateTtlConfig(**{"ttl": 1, **keywords})
     if "ttl" in keywords:
@@ -296,7 +296,7 @@ def test_maps_expire_by_entry(keyed: Keyed, at: At) -> None:
 
 
 @pytest.mark.parametrize("cleanup", ["default", "often"])
-def test_what_expires_does_not_disturb_iterators(keyed: Keyed, at: At, cleanup: str) -> None:
+def test_expiry_does_not_disturb_iterators(keyed: Keyed, at: At, cleanup: str) -> None:
     names = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("list", int), **CLEANUPS[cleanup]))
     counts = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("map", int, int), **CLEANUPS[cleanup]))
     for now in (0, 50):

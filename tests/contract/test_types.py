@@ -72,7 +72,7 @@ def test_numpy_scalars_are_numbers(make_keyed: MakeKeyed) -> None:
 
 
 @every_kind
-def test_what_is_returned_is_not_what_is_stored(keyed: Keyed, kind: Kind) -> None:
+def test_returned_value_is_not_the_stored_value(keyed: Keyed, kind: Kind) -> None:
     state = keyed.get_state(kind.descriptor("s", t.LIST(t.STRING)))
     given = ["a"]
     kind.write(state, given)

@@ -21,7 +21,7 @@ from statebackend.state import StateDescriptor
 pytestmark = pytest.mark.checked
 
 
-def test_results_that_arrow_has_no_type_for(keyed: Keyed) -> None:
+def test_results_without_an_arrow_type(keyed: Keyed) -> None:
     class Odd(Longest):
         result_type = None
 
@@ -162,7 +162,7 @@ def test_key_groups_are_checked_before_anything_else(make_keyed: MakeKeyed) -> N
         ("float", lambda a, b: a + b, [2.0**24, 1.0, 1.0], 2.0**24),
     ],
 )
-def test_what_comes_between_rows_is_stored(
+def test_results_between_rows_are_stored(
     keyed: Keyed, declared: str, function: Any, given: list[Any], expected: Any
 ) -> None:
     """A column of one key does what one call after the other does: each result has to fit the type, and is rounded."""

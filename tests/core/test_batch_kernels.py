@@ -390,7 +390,7 @@ def test_large_map_batches_on_threads(threads: int, under: str, value: str, rng:
 
 
 @pytest.mark.parametrize("value", ["long", 3])
-def test_a_none_keeps_nothing_of_what_was_there_or_given(value: Any) -> None:
+def test_none_keeps_nothing_of_the_old_or_given_value(value: Any) -> None:
     core = StateCore()
     maps = MapTable(core, value=value, max_parallelism=1, nullable=True)
     given = np.array([5, 6]) if value == "long" else np.full((2, 3), 7, dtype=np.uint8)

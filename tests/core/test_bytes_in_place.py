@@ -221,7 +221,7 @@ def test_a_failed_batch_gives_bytes_back(rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("kind", ["changing size", "cleared again", "renewed"])
-def test_what_no_snapshot_needs_goes_while_one_lives(kind: str) -> None:
+def test_bytes_without_a_snapshot_go_while_a_snapshot_lives(kind: str) -> None:
     """The log of a call is kept for a snapshot if most of it is the snapshot's, and else not."""
     core = StateCore()
     table = StateTable(core, value="bytes", timestamps=kind == "renewed", max_parallelism=4)

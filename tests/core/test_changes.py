@@ -28,7 +28,7 @@ def keys_in(rows, is_blob):
 
 @pytest.mark.parametrize("hash_mask", [0xFFFFFFFF, 3])
 @pytest.mark.parametrize("is_blob", [False, True])
-def test_changes_are_the_dirty_set_with_what_is_there_now(is_blob, hash_mask):
+def test_changes_are_the_dirty_set_with_present_values(is_blob, hash_mask):
     rng = random.Random(7 + is_blob)
     core = StateCore()
     table = StateTable(core, key="bytes" if is_blob else "int", max_parallelism=8, hash_mask=hash_mask)
@@ -166,7 +166,7 @@ def test_rows_are_good_until_the_next_call():
         rows.keys()
 
 
-def test_what_is_loaded_is_no_change_and_stays_after_a_rollback():
+def test_loaded_rows_are_not_changes_and_stay_after_a_rollback():
     core = StateCore()
     table = StateTable(core)
     mark = core.mark()
@@ -227,7 +227,7 @@ class Watched:
 @pytest.mark.parametrize("hash_mask", [0xFFFFFFFF, 3])
 @pytest.mark.parametrize("is_blob", [False, True])
 @pytest.mark.parametrize("removals", [0.0, 0.25])
-def test_counts_are_those_of_the_model(is_blob, hash_mask, removals):
+def test_counts_equal_the_model(is_blob, hash_mask, removals):
     rng = random.Random(11 + is_blob)
     core = StateCore()
     table = StateTable(core, key="bytes" if is_blob else "int", max_parallelism=8, hash_mask=hash_mask)

@@ -272,7 +272,7 @@ def test_extents_are_made_ahead() -> None:
     assert core.arena.usage()["spare_bytes"] == 0
 
 
-def test_what_an_arena_leaves_serves_the_next_one(traced: Callable[[], int]) -> None:
+def test_memory_of_an_arena_serves_the_next(traced: Callable[[], int]) -> None:
     def addresses(core: StateCore) -> set[int]:
         return {array.ctypes.data for array in core.arena.memory()}
 
@@ -302,7 +302,7 @@ def test_what_an_arena_leaves_serves_the_next_one(traced: Callable[[], int]) -> 
     assert extents_kept() == 0
 
 
-def test_a_forked_child_goes_on_and_makes_extents_ahead_of_its_own() -> None:
+def test_forked_child_goes_on_and_makes_its_own_extents_ahead() -> None:
     """The thread that makes them is not there in a child. Forks come at several moments of its work."""
     core = StateCore()
     table = StateTable(core, value=2_000)

@@ -47,7 +47,7 @@ def put_each(table: StateTable, first: int) -> None:
 @pytest.mark.usefixtures("four_extents")
 @pytest.mark.parametrize("put", [put_many, put_each])
 @pytest.mark.parametrize("max_bytes", [0, 1 << 30])
-def test_a_full_arena_says_what_it_holds_and_what_to_do(
+def test_error_of_a_full_arena_has_contents_and_remedy(
     put: Callable[[StateTable, int], None], max_bytes: int
 ) -> None:
     core = StateCore(max_bytes=max_bytes)

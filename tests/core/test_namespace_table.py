@@ -85,7 +85,7 @@ def test_names_without_a_number_get_none_when_they_are_only_asked_for(core):
 
 
 @pytest.mark.parametrize("names", [[b"a", "text"], [b"a", None], [b"a", 7]])
-def test_what_is_no_name_leaves_nothing_held(core, names):
+def test_wrong_name_leaves_nothing_held(core, names):
     with pytest.raises(TypeError):
         core.namespaces.hold_many(names, True)
     for other in range(5000):
@@ -175,7 +175,7 @@ def test_a_peak_leaves_nothing_behind(core, left):
     assert core.metrics()["used_bytes"] < full / 3
 
 
-def test_what_is_held_keeps_its_number_through_a_peak(core):
+def test_held_name_keeps_its_number_through_a_peak(core):
     rng = random.Random(5)
     held: dict[int, bytes] = {}
     for step in range(15_000):

@@ -38,7 +38,7 @@ class TestObjects(MapRules):
         assert len(self.copied) == 1
         del held
 
-    def test_what_a_reader_changes_is_undone_by_rollback_and_is_not_a_write(self):
+    def test_change_by_a_reader_is_undone_by_rollback_and_is_not_a_write(self):
         core, table = self.objects(1)
         mark = core.mark()
         table.get(1).append("changed")

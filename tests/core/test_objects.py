@@ -118,7 +118,7 @@ def test_no_reference_is_left_at_the_end(end: Callable[[Tables], None]) -> None:
         tables.check()
 
 
-def test_references_end_with_a_core_that_nobody_closes() -> None:
+def test_references_end_with_a_core_that_is_not_closed() -> None:
     tables = Tables()
     tables.fill(range(20))
     tables.core.mark()

@@ -157,7 +157,7 @@ def test_why_the_pulse_was_over_is_known_after_stop(end: Callable[..., Any]) -> 
         tick(1) + b"\xff" * SIZE,
     ],
 )
-def test_host_refuses_what_is_no_tick(end: Callable[..., Any], said: bytes) -> None:
+def test_host_refuses_wrong_ticks(end: Callable[..., Any], said: bytes) -> None:
     pulse, far = end(patience=LONG, asks=False)
     far.sendall(said)
     wait_until(lambda: pulse.over == "garbled")
@@ -175,7 +175,7 @@ def test_host_refuses_what_is_no_tick(end: Callable[..., Any], said: bytes) -> N
     ],
     ids=["zeros", "its own tick", "a later one", "none", "twice"],
 )
-def test_driver_refuses_what_is_no_answer_to_its_tick(
+def test_driver_refuses_wrong_answers_to_its_tick(
     end: Callable[..., Any], says: Callable[[int], bytes]
 ) -> None:
     pulse, far = end(patience=LONG, asks=True)
@@ -360,7 +360,7 @@ def test_thousands_of_pulses_leave_nothing() -> None:
     wait_until(lambda: (open_files(), num_threads()) == (files, threads))
 
 
-def test_number_that_is_no_socket_is_an_error() -> None:
+def test_number_without_a_socket_is_an_error() -> None:
     files = open_files()
     with pytest.raises(OSError, match="Bad file descriptor"):
         Pulse(1 << 20, patience=1.0, asks=True)

@@ -15,7 +15,7 @@ __all__ = ["implementation"]
 pytestmark = pytest.mark.checked
 
 
-def test_what_belongs_to_a_snapshot_is_cloned_after_renumbering_and_nothing_else(implementation):
+def test_only_entries_of_a_snapshot_are_cloned_after_renumbering(implementation):
     made = implementation.chained(1, 2)
     core, table = made.core, made.table
     with core.snapshot() as view:
@@ -34,7 +34,7 @@ def test_what_belongs_to_a_snapshot_is_cloned_after_renumbering_and_nothing_else
         assert view_contents(view, table) == {1: 1, 2: 2}
 
 
-def test_an_idle_core_begins_anew(implementation):
+def test_idle_core_renumbers_from_the_start(implementation):
     made = implementation.chained(1, 2)
     core, table = made.core, made.table
     set_state_version(core, LAST_VERSION)

@@ -34,7 +34,7 @@ def bytes_of(table: StateTable) -> int:
 
 @pytest.mark.parametrize("max_parallelism", [1, 128])
 @pytest.mark.parametrize("vectorised", [False, True])
-def test_what_is_left_takes_at_most_twice_what_it_needs(max_parallelism: int, vectorised: bool) -> None:
+def test_remaining_entries_take_at_most_twice_their_need(max_parallelism: int, vectorised: bool) -> None:
     core, table = filled(200_000, max_parallelism=max_parallelism)
     gone = np.arange(2_000, 200_000)
     if vectorised:

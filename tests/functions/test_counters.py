@@ -39,7 +39,7 @@ def test_numpy_integers_count_exactly_and_as_ints(integer: type[np.integer[Any]]
      fractions.Fraction(1), np.array([1, 2]), [1], 1j],
     ids=repr,
 )  # fmt: skip
-def test_whatever_is_no_integer_is_refused_and_changes_nothing(refused: Any) -> None:
+def test_values_that_are_not_integers_are_refused_and_change_nothing(refused: Any) -> None:
     counter = Counter()
     counter.inc(7)
     for count in (counter.inc, counter.dec):
@@ -121,7 +121,7 @@ def test_counters_of_numpy_integers_are_committed(runner: Runner) -> None:
     assert describe({**committed.progress, "processedRowsPerSecond": 1.0})
 
 
-def test_a_backend_that_has_no_figures_leaves_the_batch_undone(tmp_path: Path) -> None:
+def test_backend_without_figures_leaves_the_batch_undone(tmp_path: Path) -> None:
     runner = Runner(
         Job(Counting(), key="user", backend=Odd()), sb.CheckpointStore(tmp_path / "store"), of("string")
     )
@@ -166,7 +166,7 @@ class Scaled(Serializer):
 @pytest.mark.parametrize(
     "scale", [np.int64(2), float("nan"), {1, 2}, 10**5000], ids=["np", "nan", "set", "huge"]
 )
-def test_what_manifests_cannot_hold_is_refused_when_it_is_made(scale: Any) -> None:
+def test_figure_too_large_for_manifests_is_refused_at_once(scale: Any) -> None:
     with pytest.raises(sb.UsageError, match=r"config\(\) of a serializer"):
         sb.ValueStateDescriptor("scaled", Scaled(scale))
     sb.ValueStateDescriptor("scaled", Scaled(2))

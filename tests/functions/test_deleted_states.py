@@ -92,7 +92,7 @@ def test_a_state_must_have_been_asked_for() -> None:
 
 @pytest.mark.parametrize("characteristic", ["processing", "event"])
 @pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
-def test_what_has_expired_goes_too(backend: str, characteristic: str) -> None:
+def test_expired_values_are_deleted_too(backend: str, characteristic: str) -> None:
     """A longer time to live, which needs no migration, would bring it back."""
     lifetime = [10]
 

@@ -148,7 +148,7 @@ def test_a_row_that_does_not_fit_names_its_output() -> None:
         assert str(caught.value.detail).startswith("output 'large', columns n")
 
 
-def test_rows_are_given_out_while_a_batch_runs_only() -> None:
+def test_rows_are_emitted_while_a_batch_runs_only() -> None:
     class Early(sb.KeyedProcessFunction):
         def open(self, ctx: sb.FunctionContext) -> None:
             ctx.output("sums", ("ann", 1))

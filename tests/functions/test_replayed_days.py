@@ -65,7 +65,7 @@ def events_for(backend: str) -> int:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("timers", ["after_batch", "between_rows"])
-def test_counts_that_expire_are_those_of_the_live_day(backend: str, timers: str, rng: random.Random) -> None:
+def test_expiring_counts_equal_the_live_day(backend: str, timers: str, rng: random.Random) -> None:
     events = day(rng, events_for(backend), ordered_by_user=True)
     wanted = replay(Counts(), live(events), timers, backend)
     assert len(wanted.rows) == len(events)
@@ -78,7 +78,7 @@ def test_counts_that_expire_are_those_of_the_live_day(backend: str, timers: str,
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("function", [Windows, Sessions], ids=["windows", "sessions"])
-def test_windows_and_sessions_are_those_of_the_live_day(
+def test_windows_and_sessions_equal_the_live_day(
     backend: str, function: type[sb.KeyedProcessFunction], rng: random.Random
 ) -> None:
     events = day(rng, events_for(backend), ordered_by_user=False)

@@ -162,7 +162,7 @@ def test_batches_that_do_not_fit_are_refused(columns: dict[str, Any]) -> None:
         OutputSchema("user string, n int").conformed(pa.table(columns))
 
 
-def test_what_is_no_batch_is_refused() -> None:
+def test_objects_that_are_not_batches_are_refused() -> None:
     for batches in ({"main": {"n": [1]}}, {"main": "n"}, 7, ["n"]):
         with pytest.raises(sb.SerializationTypeError, match="gave a"):
             BatchOutput({"main": OutputSchema("n int")}).add_batches(batches)
@@ -286,7 +286,7 @@ def test_options_for_single_rows_are_refused() -> None:
             Harness(Gathered(), key="k", **options)
 
 
-def test_state_in_event_time_goes_by_the_watermark_after_the_batch() -> None:
+def test_state_in_event_time_uses_the_watermark_after_the_batch() -> None:
     class Expiring(sb.KeyRowsFunction):
         def open(self, ctx: sb.FunctionContext) -> None:
             ttl = sb.StateTtlConfig(

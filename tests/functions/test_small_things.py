@@ -136,7 +136,7 @@ def test_rows_of_spark_go_in_and_come_out() -> None:
 
 @pytest.mark.parametrize("given", [None, 7, (1,), (1, 2, 3), [1, 2]], ids=str)
 @pytest.mark.parametrize("make", [sb.map_with_state, sb.flat_map_with_state])
-def test_what_a_function_with_state_gives_is_checked(make: Any, given: Any) -> None:
+def test_output_of_a_function_with_state_is_checked(make: Any, given: Any) -> None:
     def wrong(row: Any, state: Any) -> Any:
         return given
 
@@ -173,7 +173,7 @@ def test_the_rows_of_a_flat_map_are_several(rows: Any) -> None:
         (2**62, 7, 0, 2**62 - 2**62 % 7),
     ],
 )
-def test_a_time_lies_in_its_window(timestamp: Any, size: Any, offset: Any, start: int) -> None:
+def test_time_is_in_its_window(timestamp: Any, size: Any, offset: Any, start: int) -> None:
     window = TimeWindow.of(timestamp, size, offset)
     width = size if isinstance(size, int) else 60_000
     assert window == TimeWindow(start, start + width)
@@ -252,7 +252,7 @@ def test_a_harness_takes_times_of_numpy_and_pandas_by_row_and_by_batch() -> None
 
 
 @pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
-def test_what_a_user_meets_says_what_it_is(backend: str) -> None:
+def test_public_objects_show_their_contents(backend: str) -> None:
     with sb.create_backend(backend).create_keyed_backend(str) as keyed:
         seen = keyed.get_map_state(sb.MapStateDescriptor("seen", str, int))
         assert repr(seen).endswith("MapState 'seen', MAP(STRING, LONG)>")
@@ -342,7 +342,7 @@ def test_timestamp_is_none_for_a_null_event_time() -> None:
         assert harness.process_batch([{"user": 1, "at": at, "n": 0} for at in (None, 5)]) == [(None,), (5,)]
 
 
-def test_class_of_rows_is_whole_after_a_collection_of_garbage() -> None:
+def test_class_of_rows_is_whole_after_garbage_collection() -> None:
     from statebackend.spark_functions import spark_rows
 
     class Collecting(str):

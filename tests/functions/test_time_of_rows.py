@@ -166,7 +166,7 @@ class Seen(sb.KeyedProcessFunction):
         self.seen.update(1)
 
 
-def test_a_single_row_goes_by_its_own_time(backend: str) -> None:
+def test_single_row_uses_its_own_time(backend: str) -> None:
     with Harness(
         Seen(), key="k", event_time=sb.EventTime("at", watermark_delay=5000), backend=backend
     ) as harness:
@@ -175,7 +175,7 @@ def test_a_single_row_goes_by_its_own_time(backend: str) -> None:
         assert seen == [[False], [False], [True], [False]]
 
 
-def test_rows_without_a_time_go_by_the_watermark_after_the_batch(backend: str) -> None:
+def test_rows_without_a_time_use_the_watermark_after_the_batch(backend: str) -> None:
     with Harness(Seen(), key="k", event_time="at", backend=backend) as harness:
         assert harness.process_batch(rows((1, None), (2, 1000))) == [False, False]  # 1 is stamped with 1000
         assert harness.process_batch(rows((1, None), (2, 1099))) == [True, True]  # with 1099
@@ -184,14 +184,14 @@ def test_rows_without_a_time_go_by_the_watermark_after_the_batch(backend: str) -
         assert harness.process_batch(rows((1, None), (2, 1397))) == [False, False]
 
 
-def test_times_far_ahead_go_by_the_watermark_too(backend: str) -> None:
+def test_times_far_ahead_use_the_watermark_too(backend: str) -> None:
     event_time, clock = sb.EventTime("at", max_ahead=100), ManualClock(1000)
     with Harness(Seen(), key="k", event_time=event_time, clock=clock, backend=backend) as harness:
         assert harness.process_batch(rows((1, 1000), (1, 9000), (1, 1050))) == [False, True, True]
         assert harness.process_batch(rows((1, 1100))) == [True]
 
 
-def test_while_there_is_no_watermark_nothing_expires(backend: str) -> None:
+def test_nothing_expires_before_the_first_watermark(backend: str) -> None:
     with Harness(Seen(), key="k", event_time="at", backend=backend) as harness:
         for n in range(3):
             harness.clock.advance(datetime.timedelta(days=n))
@@ -413,14 +413,14 @@ class Columns(sb.BatchProcessFunction):
         return pa.record_batch(columns)
 
 
-def test_whole_batches_go_by_the_watermark_after_them(backend: str) -> None:
+def test_whole_batches_use_the_watermark_after_them(backend: str) -> None:
     with Harness(Columns(), key="k", event_time="at", backend=backend) as harness:
         harness.process_batch(rows((1, 10), (2, 1000)))
         assert tuple(harness.process_batch(rows((1, 0), (3, 1099)))[0]) == (10, 1000)
         assert tuple(harness.process_batch(rows((2, 0), (3, 1100)))[0]) == (None, 1099)
 
 
-def test_processing_time_to_live_goes_by_the_clock(backend: str) -> None:
+def test_processing_time_to_live_uses_the_clock(backend: str) -> None:
     class ByClock(sb.KeyedProcessFunction):
         def open(self, ctx: sb.FunctionContext) -> None:
             ttl = sb.StateTtlConfig(TTL)
@@ -478,7 +478,7 @@ class Older(ReferenceBackend):
         return WithoutTheTimeOfRows(key_type, **options)
 
 
-def test_a_backend_without_the_time_of_rows_takes_no_state_that_goes_by_it(backend: str) -> None:
+def test_backend_without_the_time_of_rows_refuses_state_that_needs_it(backend: str) -> None:
     with Harness(Seen(), key="k", event_time="at", backend=Older()) as harness:
         with pytest.raises(sb.UsageError, match="WithoutTheTimeOfRows lacks event time") as caught:
             harness.process_batch(rows((1, 1000)))

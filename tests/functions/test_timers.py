@@ -98,7 +98,7 @@ class Chain(sb.KeyedProcessFunction):
             register[timestamp % 2](timestamp + 1)
 
 
-def test_what_is_registered_while_firing_fires_in_the_same_round(backend: str) -> None:
+def test_timer_registered_while_firing_fires_in_the_same_round(backend: str) -> None:
     table = pa.table(
         {"key": ["a"], "time_of_timer": [0], "time": pa.array([5000], pa.timestamp("ms", "UTC"))}
     )

@@ -181,7 +181,7 @@ PLAIN_FINE: list[tuple[Any, t.Type]] = [
 
 
 @pytest.mark.parametrize(("column", "declared"), PLAIN_FINE, ids=name_of)
-def test_whatever_a_column_comes_as(column: Any, declared: t.Type) -> None:
+def test_each_form_of_a_column_is_taken(column: Any, declared: t.Type) -> None:
     assert rows_of(*value_column(column, declared)) == plain(column, declared)
 
 
@@ -275,7 +275,7 @@ def test_doubles_are_rounded_as_float_rounds(declared: t.Type) -> None:
         assert null if value is None else double == float(value)
 
 
-def test_what_only_counts_is_checked_too() -> None:
+def test_columns_that_only_count_are_checked_too() -> None:
     assert null_column([object(), None], None)[1].tolist() == [False, True]  # type: ignore[union-attr]
     assert null_column(pa.array(["a"]), t.STRING) == (1, None)
     with pytest.raises(OverflowError):
@@ -405,7 +405,7 @@ FINE: list[tuple[pa.Array, t.Type]] = [
 
 
 @pytest.mark.parametrize(("column", "declared"), FINE, ids=name_of)
-def test_what_is_sure_to_be_equal_is_not_looked_at_value_by_value(column: pa.Array, declared: t.Type) -> None:
+def test_columns_sure_to_be_equal_are_not_compared_by_value(column: pa.Array, declared: t.Type) -> None:
     expected = plain(column, declared)
     found = stored_rows(column, declared)
     assert [row for row in found if row is not None] == [row for row in expected if row is not None]
@@ -427,7 +427,7 @@ def text(data: bytes, *ends: int) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def test_what_lies_below_a_null_is_not_looked_at() -> None:
+def test_bytes_below_a_null_are_not_read() -> None:
     wrong = text(b"ok\xff\xfe", 2, 4)
     numbers = pa.array([1, 2**62], pa.timestamp("us"))
     structs = pa.StructArray.from_arrays([wrong, numbers], ["a", "b"], mask=pa.array([False, True]))
@@ -500,7 +500,7 @@ def test_errors_are_worded_value_by_value(column: pa.Array, declared: t.Type) ->
     ],
     ids=name_of,
 )
-def test_what_may_not_be_equal_is_looked_at_value_by_value(column: pa.Array, declared: t.Type) -> None:
+def test_columns_that_may_differ_are_compared_by_value(column: pa.Array, declared: t.Type) -> None:
     assert stored_runs(column, declared) is None
 
 
@@ -766,7 +766,7 @@ def test_refused_keys_are_named_as_the_encoder_names_them(column: pa.Array, decl
     assert str(raised.value) == str(expected.value)
 
 
-def test_text_of_a_key_outside_of_what_the_offsets_say_is_looked_at() -> None:
+def test_text_of_a_key_outside_the_offsets_is_checked() -> None:
     """The span of a null row may lead anywhere, and so may that of the row behind it."""
     offsets = pa.py_buffer(np.array([0, 5, 2, 3], np.int32).tobytes())
     text = pa.Array.from_buffers(

@@ -287,7 +287,7 @@ class Nothing(TYPES.Serializer):
         return {}
 
 
-def test_a_serializer_without_bytes_has_no_length_in_front() -> None:
+def test_serializer_without_bytes_writes_no_length() -> None:
     declared = TYPES.TUPLE(Nothing(), TYPES.LIST(Nothing()), TYPES.STRING)
     for value in ((0, [0, None, 0], "abc"), (None, [], "")):
         data = serializer_for(declared).serialize(value)
@@ -366,7 +366,7 @@ def test_an_element_that_changes_its_list_while_it_is_written_does_no_harm() -> 
     assert type_codec(of("array<timestamp>")).encode(values) is None
 
 
-def test_what_is_no_canonical_form_and_no_column_is_refused() -> None:
+def test_wrong_canonical_forms_and_columns_are_refused() -> None:
     with pytest.raises(TypeError):
         type_codec(of("string")).decode_key(7)
     codec = type_codec(of("decimal(38,0)"))

@@ -72,7 +72,7 @@ def maps() -> Any:
 
 
 @pytest.mark.parametrize("element", [int, str, sb.types.PICKLE], ids=["int", "str", "object"])
-def test_what_is_dead_in_a_list_takes_no_more_than_what_lives(element: Any) -> None:
+def test_dead_elements_of_a_list_take_no_more_than_live_elements(element: Any) -> None:
     """A list that has grown once and shrinks, as its elements expire."""
     made = {int: int, str: lambda number: f"{number:030}"}.get(element, lambda number: [number])
     run = Running(sb.ListStateDescriptor("list", element), 1_000, IDLE)
@@ -131,7 +131,7 @@ def test_a_list_that_is_in_no_order_loses_what_has_expired_and_may_be_in_order_a
 
 
 @pytest.mark.parametrize("expires", [True, False])
-def test_a_delta_brings_nothing_back_and_holds_a_list_that_only_grew_by_what_is_new(
+def test_delta_restores_no_dead_element_and_holds_new_elements_of_a_grown_list(
     tmp_path: Path, expires: bool
 ) -> None:
     """A longer time to live after the restore shows what was there."""

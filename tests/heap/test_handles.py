@@ -46,9 +46,7 @@ def keyed() -> Iterator[Any]:
 # --- remembered slots ------------------------------------------------------------------------------------------------
 
 
-def test_what_a_handle_remembers_holds_through_everything_that_moves_entries(
-    keyed: Any, rng: random.Random
-) -> None:
+def test_remembered_place_holds_through_every_move_of_entries(keyed: Any, rng: random.Random) -> None:
     """Two states, three namespaces, and between any two calls whatever can move, free or replace an entry."""
     states = [
         keyed.get_value_state(ValueStateDescriptor(f"s{n}", declared)) for n, declared in ((0, int), (1, str))
@@ -285,7 +283,7 @@ def test_a_change_that_is_stored_is_undone_with_its_batch(keyed: Any, kind: str)
 # --- iterators -------------------------------------------------------------------------------------------------------
 
 
-def test_what_comes_back_the_same_is_another(keyed: Any) -> None:
+def test_equal_object_that_comes_back_is_another_object(keyed: Any) -> None:
     words = keyed.get_list_state(ListStateDescriptor("l", int))
     counts = keyed.get_map_state(MapStateDescriptor("m", int, int))
     for fill, steps in (
@@ -367,7 +365,7 @@ def test_text_keys_live_as_long_as_they_are_current() -> None:
         assert sorted(keyed.keys("s")) == sorted(f"key-é-{number}" for number in range(1000))
 
 
-def test_the_time_is_that_of_the_key() -> None:
+def test_time_belongs_to_the_key() -> None:
     with HeapBackend().create_keyed_backend(int) as keyed:
         state = keyed.get_value_state(
             ValueStateDescriptor("s", int).enable_time_to_live(StateTtlConfig(1_000_000))
@@ -409,7 +407,7 @@ def test_metrics_say_what_each_state_takes(keyed: Any) -> None:
     view.release()
 
 
-def test_a_backend_that_nobody_holds_goes_with_its_handles_and_iterators() -> None:
+def test_unreferenced_backend_goes_with_its_handles_and_iterators() -> None:
     keyed: Any = HeapBackend().create_keyed_backend(int)
     keyed.set_current_key(1)
     words = keyed.get_list_state(ListStateDescriptor("l", PICKLE))

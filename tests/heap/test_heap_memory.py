@@ -82,7 +82,7 @@ def give_back(keyed: Any) -> None:
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("how", ["clear", "clear_key", "rollback"])
 @by_type
-def test_what_is_removed_gives_everything_back(
+def test_removal_gives_all_memory_back(
     declared: t.Type, sample: Any, how: str, n: int, traced: Callable[[], int]
 ) -> None:
     keyed = HeapBackend().create_keyed_backend(str)

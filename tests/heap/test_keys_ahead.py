@@ -35,7 +35,7 @@ def composites(draw: st.DrawFn) -> tuple[t.Type, list[tuple[Any, ...]]]:
 
 
 @given(composites())
-def test_bytes_of_a_tuple_are_those_of_the_encoder(drawn: tuple[t.Type, list[tuple[Any, ...]]]) -> None:
+def test_bytes_of_a_tuple_equal_the_encoders(drawn: tuple[t.Type, list[tuple[Any, ...]]]) -> None:
     declared, keys = drawn
     codec, encode = key_codec(declared), key_encoder(declared).encode
     for key in keys:
@@ -44,7 +44,7 @@ def test_bytes_of_a_tuple_are_those_of_the_encoder(drawn: tuple[t.Type, list[tup
         assert bytes_of_short_key(codec, key) == (wanted if is_short else None)
 
 
-def test_what_has_another_shape_takes_the_general_way() -> None:
+def test_keys_of_another_shape_take_the_general_way() -> None:
     pair = key_codec(t.TUPLE(t.INT, t.STRING))
     assert bytes_of_short_key(pair, Pair(1, "x")) == key_encoder(t.TUPLE(t.INT, t.STRING)).encode((1, "x"))
     for key in [

@@ -122,7 +122,7 @@ def test_a_call_by_the_pickling_of_a_noted_object_is_refused(kind: Any) -> None:
         assert keyed.current_key == "ann"
 
 
-def test_a_change_of_what_was_given_to_a_list_is_found() -> None:
+def test_changed_element_of_a_list_is_found() -> None:
     with strict() as keyed:
         state = keyed.get_list_state(sb.ListStateDescriptor("things", PICKLE))
         given = ["a"]
@@ -171,7 +171,7 @@ def test_a_call_beyond_the_limit_changes_nothing() -> None:
             sums.clear()
 
 
-def test_none_beside_objects_of_a_users_serializer_needs_no_watching() -> None:
+def test_none_among_objects_of_a_users_serializer_is_not_watched() -> None:
     state = strict().get_map_state(sb.MapStateDescriptor("names", int, Backwards()))
     state.put_all({1: None, 2: "ab"})
     state.backend.mark()

@@ -77,7 +77,7 @@ def test_a_rollback_looks_only_at_what_has_happened_since_its_mark(keyed: Any) -
 
 
 @pytest.mark.parametrize("below", [None, 0, 1, 2])
-def test_what_fired_before_the_oldest_mark_is_let_go_of(keyed: Any, below: int | None) -> None:
+def test_timers_fired_before_the_oldest_mark_are_forgotten(keyed: Any, below: int | None) -> None:
     """A job has a mark open at any time: that of its newest checkpoint. Versions may be counted anew meanwhile."""
     oldest = keyed.mark()
     most = 0

@@ -81,7 +81,7 @@ def test_an_idle_writing_thread_does_not_keep_the_interpreter(tmp_path: Path) ->
     assert sorted(read_back(tmp_path)) == list(range(100_000))
 
 
-def test_what_is_being_written_is_waited_for(tmp_path: Path) -> None:
+def test_exit_waits_for_running_writes(tmp_path: Path) -> None:
     run_silently(SNAPSHOT + "pending = keyed.snapshot(0, store)\n", tmp_path)
     assert [path for path in tmp_path.glob("data/*/*.arrow") if path.stat().st_size > 100_000]
 

@@ -51,7 +51,7 @@ def test_no_test_is_skipped_for_want_of_a_package() -> None:
     assert not any(found.values()), found
 
 
-def test_the_long_description_has_no_relative_link() -> None:
+def test_long_description_has_absolute_links_only() -> None:
     readme, shown = (ROOT / "README.md").read_text(encoding="utf-8"), shipped().long_description()
     links = re.compile(r"\]\(([^)\s]+)\)|(?:src|href)=[\"']([^\"']+)")
     targets, before = ([a or b for a, b in links.findall(text)] for text in (shown, readme))

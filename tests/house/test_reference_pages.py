@@ -130,7 +130,7 @@ def mistake(row: Row) -> str:
     return "" if said(row.cell) == parameters else f"has the parameters {parameters}"
 
 
-def test_what_a_table_lists_is_there_with_these_parameters() -> None:
+def test_calls_in_tables_exist_with_these_parameters() -> None:
     assert {
         f"{row.page}: {row.owner}.{row.cell}": wrong for row in member_rows() if (wrong := mistake(row))
     } == {}
@@ -242,7 +242,7 @@ def test_every_code_is_in_the_catalogue_once() -> None:
     assert len(listed) == len(set(listed))
 
 
-def test_a_code_begins_with_that_of_its_class() -> None:
+def test_code_begins_with_the_code_of_its_class() -> None:
     # Errors of a stream of changes reach a person through Spark, so their class does not matter.
     defaults = {"CHANGES", *(cls.default_code for cls in error_classes())}
     assert {code for code in codes_in_package() if code.partition(".")[0] not in defaults} == set()

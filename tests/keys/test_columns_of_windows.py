@@ -86,7 +86,9 @@ def test_durations_and_forms() -> None:
         ("12", {"size": 5}, SerializationTypeError),
     ],
 )
-def test_what_has_no_windows(times: Any, options: dict[str, Any], error: type[Exception]) -> None:
+def test_columns_without_windows_are_refused(
+    times: Any, options: dict[str, Any], error: type[Exception]
+) -> None:
     with pytest.raises(error):
         TimeWindow.assign_many(times, **options)
 

@@ -245,7 +245,7 @@ def test_invalid_utf8_in_a_column_is_refused() -> None:
 
 @pytest.mark.parametrize("size", [*range(10), 31, 64, 65])
 @pytest.mark.parametrize("large", [False, True], ids=["string", "large string"])
-def test_one_byte_that_is_no_text_is_found_wherever_it_lies(size: int, large: bool) -> None:
+def test_one_byte_of_invalid_text_is_found_at_each_place(size: int, large: bool) -> None:
     """ASCII is seen eight bytes at a time, from where a slice begins to where it ends, and not beyond."""
     arrow, width = (pa.large_string(), np.int64) if large else (pa.string(), np.int32)
     encoder = key_encoder(t.STRING)

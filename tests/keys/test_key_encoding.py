@@ -148,7 +148,7 @@ def test_composites_are_equal_by_position_and_type() -> None:
 
 
 @pytest.mark.parametrize("spec", [list[int], dict[str, int], t.PICKLE, tuple[int, list[int]]], ids=str)
-def test_what_cannot_be_a_key_type(spec: Any) -> None:
+def test_types_that_cannot_be_keys_are_refused(spec: Any) -> None:
     with pytest.raises(UsageError, match="cannot be a key type"):
         key_encoder(spec)
 

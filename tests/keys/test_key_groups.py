@@ -140,6 +140,6 @@ def test_a_range_is_a_set_of_groups() -> None:
         (lambda: kg.flink_key_group(1, 40_000), "max_parallelism is out of range"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call: Any, complaint: str) -> None:
+def test_senseless_arguments_are_refused(call: Any, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         call()

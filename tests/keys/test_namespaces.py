@@ -57,7 +57,7 @@ def test_numpy_integers_are_integers() -> None:
 @pytest.mark.parametrize(
     "namespace", [True, np.True_, 1.0, None, [1], {1}, ALL_NAMESPACES, (1, None), (VOID,)], ids=str
 )
-def test_what_is_no_namespace_is_refused(namespace: Any) -> None:
+def test_values_that_are_not_namespaces_are_refused(namespace: Any) -> None:
     with pytest.raises(SerializationTypeError, match="cannot be a namespace"):
         encode_namespace(namespace)
 

@@ -104,7 +104,7 @@ def test_without_a_time_to_live_only_empty_lists_go(make: Make, clock: Committed
 @pytest.mark.parametrize(
     "broken", [b"short", struct.pack("<I", 99) + bytes(20), element(1, b"x")[:-1], bytes(4)]
 )
-def test_what_cannot_be_read_is_kept_and_counted(make: Make, clock: CommittedClock, broken: bytes) -> None:
+def test_unreadable_values_are_kept_and_counted(make: Make, clock: CommittedClock, broken: bytes) -> None:
     db, a, rules = make("variable_list", ttl=1)
     put(db, a, b"k", broken)
     clock.now = 2**62
@@ -123,7 +123,7 @@ def test_a_value_too_short_for_its_timestamp_is_kept(make: Make, clock: Committe
     assert rules.counters()["unreadable"] == 1
 
 
-def test_what_cannot_be_merged_is_an_error_and_not_lost(make: Make, clock: CommittedClock) -> None:
+def test_failed_merge_is_an_error_and_loses_nothing(make: Make, clock: CommittedClock) -> None:
     db, a, rules = make("variable_list", ttl=1)
     merge(db, a, b"k", b"no element")
     with pytest.raises(StoreError) as error:

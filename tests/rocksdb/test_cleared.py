@@ -246,7 +246,7 @@ def test_other_states_that_were_cleared_stay_empty(dropped: Any, kind: str, how:
 
 
 @pytest.mark.parametrize("kind", ["map", "value", "list", "reducing"])
-def test_a_key_is_cleared_in_namespaces_of_which_nobody_knows_any_more(dropped: Any, kind: str) -> None:
+def test_key_is_cleared_in_forgotten_namespaces(dropped: Any, kind: str) -> None:
     """No row of a delta says that, so the next snapshot is a base; the one after it is a delta again."""
     run = dropped(kind, namespaces=(sb.VOID, "w"))
     run.at(1)

@@ -26,7 +26,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_what_was_synced_survives_sigkill(tmp_path: Path, rng: random.Random) -> None:
+def test_synced_writes_survive_sigkill(tmp_path: Path, rng: random.Random) -> None:
     """Batches come whole: all of those that were reported, and at most one more."""
     start = 0
     for _ in range(6):

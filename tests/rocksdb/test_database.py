@@ -84,7 +84,7 @@ def test_a_family_of_another_database_is_refused(db: Database, tmp_path: Path) -
                 call()
 
 
-def test_what_was_written_is_there_when_opened_again(tmp_path: Path) -> None:
+def test_written_values_are_there_after_a_reopen(tmp_path: Path) -> None:
     with open_database(tmp_path / "db", ("a", "b")) as db:
         put(db, db.column_family("b"), b"k", b"v")
     with open_database(tmp_path / "db", ("a", "b")) as db:
@@ -260,7 +260,7 @@ def test_after_closing_everything_raises(db: Database) -> None:
     db.close()
 
 
-def test_what_is_closed_in_any_order(tmp_path: Path) -> None:
+def test_objects_close_in_any_order(tmp_path: Path) -> None:
     for order in ("db batch iterator", "iterator db batch", "batch iterator db", "db iterator batch"):
         db = open_database(tmp_path / "db")
         a = db.column_family("a")

@@ -106,7 +106,7 @@ def test_columns_that_are_appended_are_noted_like_calls(tmp_path: Path) -> None:
         assert written(take(keyed, store, 1), "tags") == {1: ("APPEND", ["x", "y"]), 2: ("APPEND", ["z"])}
 
 
-def test_what_is_rolled_back_was_not_appended(tmp_path: Path) -> None:
+def test_rolled_back_appends_are_not_in_a_delta(tmp_path: Path) -> None:
     with writing(tmp_path) as (store, keyed):
         tags = keyed.get_state(TAGS)
         tags.add_many(range(9), ["old"] * 9)

@@ -43,7 +43,7 @@ def local(tmp_path: Path) -> Path:
     return tmp_path / "local"
 
 
-def test_what_a_killed_process_leaves_goes_at_the_next_start(local: Path) -> None:
+def test_files_of_a_killed_process_are_removed_at_the_next_start(local: Path) -> None:
     with started(LIVING.format(more=""), local) as living:
         with started(LIVING.format(more=""), local) as killed:
             other, its = said(living), said(killed)
@@ -71,7 +71,7 @@ def test_a_folder_stays_while_a_forked_child_lives(local: Path) -> None:
         assert time.monotonic() < deadline
 
 
-def test_what_is_not_ours_stays(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_files_stay(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "statebackend-rocksdb-"
     (tmp_path / "elsewhere" / "db").mkdir(parents=True)
     (tmp_path / "elsewhere" / "lock").touch()

@@ -43,7 +43,7 @@ def check(made: KeyChanges, model: Model) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 10, 40, 3000])
-def test_what_has_become_of_keys(count: int, rng: random.Random) -> None:
+def test_changes_name_the_fate_of_each_key(count: int, rng: random.Random) -> None:
     check(*some(rng, count))
 
 

@@ -76,7 +76,7 @@ def compact(keyed: Any, state: Any) -> int:
     return sum(each["entries"] for each in files if each["family"] == state.table.family.name)
 
 
-def test_compactions_remove_expired_values_that_nobody_reads(make: Make, clock: ManualClock) -> None:
+def test_compactions_remove_expired_values_without_a_read(make: Make, clock: ManualClock) -> None:
     keyed = make()
     state = keyed.get_value_state(expiring(ValueStateDescriptor("s", str)))
     for key in range(100):
@@ -91,7 +91,7 @@ def test_compactions_remove_expired_values_that_nobody_reads(make: Make, clock: 
     assert state.get_many(range(100)).to_pylist() == [None if key % 2 else "x" * key for key in range(100)]
 
 
-def test_compactions_remove_nothing_in_event_time_while_there_is_no_watermark(
+def test_compactions_remove_nothing_in_event_time_before_the_first_watermark(
     make: Make, clock: ManualClock, tmp_path: Path
 ) -> None:
     clock.set(10 * TTL)
@@ -146,7 +146,7 @@ def test_compactions_remove_single_entries_of_maps(make: Make, clock: ManualCloc
         assert list(state.items()) == [(2, None), (3, "c")]
 
 
-def test_compactions_go_by_no_time_that_could_be_taken_back(make: Make, clock: ManualClock) -> None:
+def test_compactions_use_committed_times_only(make: Make, clock: ManualClock) -> None:
     keyed = make()
     state = keyed.get_value_state(expiring(ValueStateDescriptor("s", int)))
     at(keyed, clock, 0, 1)
@@ -164,7 +164,9 @@ def test_compactions_go_by_no_time_that_could_be_taken_back(make: Make, clock: M
     assert state.value() == 1
 
 
-def test_after_a_commit_compactions_go_by_its_time(make: Make, clock: ManualClock, tmp_path: Path) -> None:
+def test_compactions_use_the_time_of_a_commit_after_it(
+    make: Make, clock: ManualClock, tmp_path: Path
+) -> None:
     keyed = make()
     state = keyed.get_value_state(expiring(ValueStateDescriptor("s", int)))
     with sb.CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=128) as store:
@@ -183,7 +185,7 @@ def test_after_a_commit_compactions_go_by_its_time(make: Make, clock: ManualCloc
 
 
 @pytest.mark.parametrize("kind", ["value", "list", "map"])
-def test_a_deleted_state_does_not_come_back_from_what_compactions_have_dropped(
+def test_deleted_state_does_not_come_back_after_compactions(
     make: Make, clock: ManualClock, tmp_path: Path, kind: str
 ) -> None:
     def descriptor(ttl: int) -> Any:
@@ -217,7 +219,7 @@ def test_a_deleted_state_does_not_come_back_from_what_compactions_have_dropped(
         assert not state.exists()
 
 
-def test_after_a_restore_event_time_is_that_of_the_rows(
+def test_event_time_comes_from_the_rows_after_a_restore(
     make: Make, clock: ManualClock, tmp_path: Path
 ) -> None:
     """Also before the first batch, when no row has told it: by the clock, everything would have expired long ago."""
@@ -299,7 +301,7 @@ def test_clearing_a_key_clears_no_other(make: Make) -> None:
         assert set(keyed.keys("s", sb.ALL_NAMESPACES)) == set(NEIGHBOURS[number + 1 :])
 
 
-def test_maps_longer_than_what_is_read_ahead(make: Make) -> None:
+def test_maps_longer_than_the_read_ahead_are_whole(make: Make) -> None:
     keyed = make()
     state = keyed.get_map_state(MapStateDescriptor("s", int, int))
     keyed.set_current_key(1)

@@ -121,7 +121,7 @@ def test_without_any_library(cache: Path, spark: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "how", ["changed", "cut short", "appended to", "replaced by a link", "writable by others"]
 )
-def test_what_was_meddled_with_is_unpacked_again(cache: Path, spark: Path, tmp_path: Path, how: str) -> None:
+def test_altered_library_is_unpacked_again(cache: Path, spark: Path, tmp_path: Path, how: str) -> None:
     make_jar(spark / "rocksdbjni-9.8.4.jar", **{MEMBER: CONTENT})
     path = Path(find_library().path)
     if how == "replaced by a link":
@@ -207,7 +207,7 @@ def test_without_a_home_the_folder_for_temporary_files(
     assert Path(find_library().path).parent == tmp_path / "tmp" / f"statebackend-{os.geteuid()}"
 
 
-def test_what_killed_processes_have_left_goes(cache: Path) -> None:
+def test_files_of_killed_processes_are_removed(cache: Path) -> None:
     cache.mkdir(mode=0o700)
     old, new = cache / ".unpacking-old.so", cache / ".unpacking-new.so"
     old.write_text("")

@@ -71,7 +71,7 @@ def test_any_rows_in_any_order_are_what_puts_would_have_made(
         assert left_over(keyed) == []
 
 
-def test_many_rows_lie_on_the_last_level_in_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_are_on_the_last_level_in_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
     small_files(monkeypatch, gathered=100_000, file=200_000)
     with create() as keyed:
         count = keyed.get_state(COUNT)
@@ -95,7 +95,7 @@ def test_few_rows_make_no_file() -> None:
         assert files_of(keyed) == []
 
 
-def test_what_is_appended_or_cleared_comes_after_the_rows_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_appends_and_clears_apply_after_earlier_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     small_files(monkeypatch, gathered=50, file=1)
     with create() as keyed:
         tags, parts = keyed.get_state(TAGS), keyed.get_state(PARTS)
@@ -123,7 +123,7 @@ def test_what_is_appended_or_cleared_comes_after_the_rows_before_it(monkeypatch:
         assert found == [(["a", "more"], {"z": 4}), (["again"], {"x": 3})]
 
 
-def test_loading_is_no_change_and_no_rollback_takes_it_away(
+def test_loading_is_not_a_change_and_survives_a_rollback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_files(monkeypatch, gathered=1000, file=1000)

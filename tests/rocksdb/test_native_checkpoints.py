@@ -269,7 +269,7 @@ def test_a_restore_with_more_and_with_fewer_instances(
             assert set(map(repr, contents(part))) <= set(map(repr, whole))
 
 
-def test_states_that_nobody_declares_stay_in_the_database(tmp_path: Path, native: Any) -> None:
+def test_undeclared_states_stay_in_the_database(tmp_path: Path, native: Any) -> None:
     """Also what deltas have changed of them, and rows that have come from elsewhere."""
     custom = sb.ValueStateDescriptor("custom", types.of(Doubling()))
     with open_store(tmp_path / "store") as store:
@@ -548,7 +548,7 @@ def test_a_background_base_that_is_not_what_was_written_is_given_up(
             assert again.get_value_state(COUNT).get_many([7, 100]).to_pylist() == [11, 100]
 
 
-def test_a_savepoint_has_what_nobody_has_declared(tmp_path: Path, native: Any, rng: random.Random) -> None:
+def test_savepoint_has_undeclared_states(tmp_path: Path, native: Any, rng: random.Random) -> None:
     with open_store(tmp_path / "store") as store:
         with native() as keyed:
             story = Story(keyed, rng, int)

@@ -100,7 +100,7 @@ def test_index_and_filters_are_partitioned_and_cached(tmp_path: Path) -> None:
         {"is_list": True},
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+def test_senseless_options_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         Options(**wrong)  # type: ignore[arg-type]
 

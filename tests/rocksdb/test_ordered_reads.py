@@ -56,7 +56,7 @@ def test_gaps_that_an_iterator_does_not_walk_over(db: Database) -> None:
     check(db, model, [*near, b"005000", b"009999", b"011998x", b"011999", b"9"])
 
 
-def test_what_was_appended_is_joined(tmp_path: Path) -> None:
+def test_appended_values_are_joined(tmp_path: Path) -> None:
     rules = ExpiryRules(CommittedClock(), "fixed_list", element_bytes=1)
     with open_database(tmp_path / "db", rules=rules, is_list=True) as db:
         keys = [b"%05d" % i for i in range(3_000)]
@@ -109,7 +109,7 @@ def test_prefixes_that_have_a_row(db: Database, rng: random.Random, held: int, c
 
 
 @pytest.mark.parametrize("later", [[], [b"z"], [b"z", b"zz"]])
-def test_a_damaged_file_is_no_empty_one(tmp_path: Path, later: list[bytes]) -> None:
+def test_damaged_file_is_not_taken_for_an_empty_file(tmp_path: Path, later: list[bytes]) -> None:
     """Whatever an open batch has behind the damage."""
     path = tmp_path / "db"
     with open_database(path) as db:

@@ -172,7 +172,7 @@ def test_a_walk_goes_on_where_the_batch_has_changed(store: KeyedStore) -> None:
         assert walk.rows(9) == []
 
 
-def test_what_is_written_again_and_again_takes_no_memory(store: KeyedStore) -> None:
+def test_repeated_writes_of_a_key_take_no_memory(store: KeyedStore) -> None:
     """Also with a mark for each write, as a job has that routes rows which fail."""
     values, lists = tables(store)
     outer = store.mark()

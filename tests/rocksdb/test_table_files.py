@@ -24,7 +24,7 @@ def write(path: Path, pairs: dict[bytes, bytes], options: Options | None = None)
     return path
 
 
-def test_what_is_taken_in_is_read_and_lies_on_the_last_level(db: Database, tmp_path: Path) -> None:
+def test_ingested_rows_are_read_and_are_on_the_last_level(db: Database, tmp_path: Path) -> None:
     family = db.column_family("a")
     path = write(tmp_path / "rows.sst", {b"%04d" % n: b"value %d" % n for n in range(5000)})
     ingest(family, path)

@@ -96,7 +96,7 @@ def test_a_plan_is_compared_whole(opening: Opening) -> None:
     assert total(opening) == 1
 
 
-def test_rows_are_compared_where_there_is_no_plan(opening: Opening) -> None:
+def test_rows_are_compared_without_a_plan(opening: Opening) -> None:
     run(opening(), 0, rows(("a", 1), ("a", 2)))
     again = run(opening(), 0, rows(("a", 2), ("a", 1)), None, lambda: pytest.fail("it was read already"))
     assert again.is_replay
@@ -238,7 +238,7 @@ def test_batches_after_a_rewind_have_another_incarnation(opening: Opening) -> No
     assert run(opening(), 1, rows(("a", 1)), plan(1)).incarnation == again.incarnation
 
 
-def test_what_an_older_version_committed_is_replayed_by_its_number(
+def test_batch_of_an_older_version_is_replayed_by_its_number(
     opening: Opening, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

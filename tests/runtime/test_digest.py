@@ -282,7 +282,7 @@ def test_dictionaries_with_nulls_in_them_and_of_every_index() -> None:
     assert rows_digest(pa.table({"c": nothing})) == rows_digest(pa.table({"c": pa.nulls(2, pa.string())}))
 
 
-def test_what_lies_under_a_null_plays_no_part() -> None:
+def test_bytes_under_a_null_are_ignored() -> None:
     bits = pa.py_buffer(bytes([0b101]))
     found = set()
     for under in (0, 7, -1):

@@ -113,7 +113,7 @@ def test_row_groups_are_cut_by_their_bytes(
         assert sb.tools.verify(tmp_path / f"{len(columns)}").ok
 
 
-def test_what_arrow_cannot_read_is_not_called_damaged(
+def test_columns_too_large_for_arrow_are_not_called_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unable(*_: object) -> None:

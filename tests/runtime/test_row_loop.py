@@ -63,7 +63,7 @@ def run(
 
 
 @given(st.data())
-def test_rows_are_those_of_the_columns(data: st.DataObject) -> None:
+def test_rows_equal_the_columns(data: st.DataObject) -> None:
     kinds = data.draw(st.lists(value_types, min_size=1, max_size=4))
     count = data.draw(st.integers(0, 12))
     columns = [
@@ -215,7 +215,7 @@ KEYS: dict[str, list[Any]] = {
     ("ddl", "backend"),
     [*((ddl, "heap") for ddl in KEYS), ("string", "reference"), ("string", "rocksdb"), ("double", "rocksdb")],
 )
-def test_keys_are_those_of_the_column(ddl: str, backend: str) -> None:
+def test_keys_equal_the_column(ddl: str, backend: str) -> None:
     keys = KEYS[ddl] * 7
     table = pa.table({"k": pa.array(keys, of(ddl).arrow)})
     seen: list[tuple[Any, Any]] = []
@@ -248,7 +248,7 @@ BYTE_KEYS = [
 
 
 @given(st.data())
-def test_what_is_known_of_later_keys_is_right(data: st.DataObject) -> None:
+def test_facts_about_later_keys_are_right(data: st.DataObject) -> None:
     """The bytes of a later row's key are those of the encoder, wherever all of its fields lie in Arrow as they are."""
     declared = data.draw(st.sampled_from(BYTE_KEYS))
     fields = declared.types if isinstance(declared, t.TupleType) else (declared,)
@@ -448,7 +448,7 @@ def test_the_first_row_that_is_none_is_named_before_any_value() -> None:
         OutputSchema("n int, s string").table_of_rows(rows)
 
 
-def test_what_a_function_does_after_a_wrong_row_comes_first() -> None:
+def test_function_is_called_before_a_later_wrong_row_is_reported() -> None:
     def process(row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
         yield ("wrong",)
         if row.k == 2:
@@ -490,7 +490,7 @@ def test_many_rows_come_in_and_out_in_order(backend: str) -> None:
 
 
 @pytest.mark.parametrize(("given", "what"), [(7, "int"), (object(), "object")])
-def test_what_is_no_row_at_all_is_refused(given: Any, what: str) -> None:
+def test_values_that_are_not_rows_are_refused(given: Any, what: str) -> None:
     for schema in (None, "n int"):
         with pytest.raises(sb.SerializationError, match=f"the function gave a {what}"):
             run(lambda row, ctx: given, pa.table({"k": [1]}), schema=schema)

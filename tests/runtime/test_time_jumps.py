@@ -115,7 +115,7 @@ def test_time_that_ran_ahead_is_set_back(years: Years, caplog: pytest.LogCapture
     assert now_of(years) == START + 2 * DAY
 
 
-def test_the_time_of_rows_is_not_checked_for_jumps_but_the_clock_beside_it_is(years: Years) -> None:
+def test_jumps_of_the_clock_are_checked_and_jumps_of_rows_are_not(years: Years) -> None:
     """A stream of events may rest for as long as it likes."""
     for days in (0, 100, 90, 10_000):
         years.run(event_time="at", at=START + days * DAY)
@@ -138,7 +138,7 @@ def test_the_watermark_of_a_store_is_set(years: Years) -> None:
     assert (now_of(years), watermark_of(years)) == (START + 5, 9)
 
 
-def test_what_is_no_time_is_refused(years: Years) -> None:
+def test_values_that_are_not_times_are_refused(years: Years) -> None:
     with pytest.raises(sb.UsageError, match="there is no store"):
         sb.tools.set_time(years.folder, now=1)
     years.run()

@@ -54,7 +54,7 @@ def test_a_batch_that_is_delivered_again_is_not_read_twice(stream: Stream, is_sa
     assert totals == ([1, 3] if is_safe else [1, 3, 3]), "the page says why"
 
 
-def test_what_runs_anew_after_a_rewind_is_published(stream: Stream) -> None:
+def test_batches_that_run_again_after_a_rewind_are_published(stream: Stream) -> None:
     publish = recipe(stream.folder)
     for n in range(2):
         stream.add(numbers(("a", n + 1)))

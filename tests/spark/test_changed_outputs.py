@@ -70,7 +70,7 @@ def test_sink_refuses_another_type_in_a_column(tmp_path: Path, make: Any) -> Non
     refusal(tmp_path, sink, {**before, "l": "string"}, 0, store="other")
 
 
-def test_publishing_takes_more_columns_and_knows_those_of_older_files(tmp_path: Path) -> None:
+def test_publishing_takes_more_columns_and_reads_older_files(tmp_path: Path) -> None:
     sink = sinks.parquet(tmp_path / "out")
     run(tmp_path, sink, {"l": "bigint"}, 0)
     run(tmp_path, sink, {"n": "bigint"}, 1)

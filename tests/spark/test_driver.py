@@ -38,7 +38,7 @@ def test_state_lives_from_batch_to_batch_and_from_run_to_run(stream: Stream) -> 
     assert sink.calls[4] == (5, [("b", 32)])
 
 
-def test_whatever_the_sink_does_state_is_right(stream: Stream) -> None:
+def test_state_is_right_after_each_act_of_the_sink(stream: Stream) -> None:
     for _ in range(3):
         stream.add(numbers(("a", 1), ("b", 1)))
     seen = []

@@ -386,7 +386,7 @@ def test_workers_of_a_cluster_with_speculation(
 
 
 @ONE_OF_MANY
-def test_the_library_comes_in_an_archive_and_hosts_have_resources_of_their_own(
+def test_library_comes_in_an_archive_and_hosts_have_separate_resources(
     two_workers: str, folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Executors find no other copy of it, as on machines where it is not installed."""

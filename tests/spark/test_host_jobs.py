@@ -156,7 +156,7 @@ def test_host_has_a_job_from_its_beginning_until_its_end() -> None:
     assert failures == []
 
 
-def test_job_of_a_host_that_ends_with_spark_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+def test_job_of_a_host_that_ends_with_spark_is_not_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     def stopped(engine: SparkEngine) -> Any:
         engine._session.is_stopped = True
         return cancelled()

@@ -34,7 +34,7 @@ def committed_undelivered(stream: Stream, sink: Any, **options: Any) -> None:
     assert state_of(stream) == {"a": 131, "b": 15}
 
 
-def test_a_batch_that_is_planned_anew_with_other_rows_is_refused(stream: Stream) -> None:
+def test_batch_planned_again_with_other_rows_is_refused(stream: Stream) -> None:
     sink = Collecting(Fails(1))
     committed_undelivered(stream, sink)
     stream.lose(1, "offsets", "sources/0")

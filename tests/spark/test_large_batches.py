@@ -205,7 +205,7 @@ def files_of(state: Path) -> set[str]:
     }
 
 
-def test_what_a_killed_run_has_left_is_removed_and_nothing_else(stream: Stream) -> None:
+def test_files_of_a_killed_run_are_removed_and_nothing_else(stream: Stream) -> None:
     left = stream.state / driver_mode.FOLDER / "run-0123456789abcdef" / "0123" / "part-00000-x.parquet"
     ours = [stream.state / driver_mode.FOLDER / "mine.csv", stream.state / "input" / "mine.csv"]
     for path in (left, *ours):
@@ -255,7 +255,7 @@ def test_variants_and_collated_text_come_as_they_would_at_once(stream: Stream) -
     assert ordered["id"].to_pylist() == [1, 3, 0, 2, 4]
 
 
-def test_what_spark_cannot_sort_is_told(stream: Stream) -> None:
+def test_columns_that_spark_cannot_sort_are_refused(stream: Stream) -> None:
     frame = stream.spark.sql("SELECT id, map(id, id) AS m FROM range(3)")
     with pytest.raises(
         UsageError, match="Spark cannot write this batch as files, or not in this order.*order_by m"

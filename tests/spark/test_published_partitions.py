@@ -156,7 +156,7 @@ def test_a_folder_with_other_partitions_is_refused(tmp_path: Path, first: Any, t
 
 
 @pytest.mark.usefixtures("stops")
-def test_whatever_fails_readers_see_whole_batches_once(spark: Any, tmp_path: Path) -> None:
+def test_readers_see_whole_batches_once_after_each_failure(spark: Any, tmp_path: Path) -> None:
     """The sink stops before each of its steps in turn; after each stop Spark reads the folder."""
     out = tmp_path / "out"
     steps = done = 0

@@ -78,7 +78,7 @@ def test_a_batch_that_is_delivered_again_is_there_once(
     assert written in {(out / name).stat().st_mtime_ns for name in os.listdir(out)}
 
 
-def test_a_file_that_somebody_changed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     sink = parquet(out)
     FailsAfter(monkeypatch, sink, 0)
@@ -97,7 +97,7 @@ def test_a_file_that_somebody_changed_is_named(tmp_path: Path, monkeypatch: pyte
     assert published(out) == {0: rows_of(0)}
 
 
-def test_a_batch_without_rows_has_no_file(tmp_path: Path) -> None:
+def test_batch_without_rows_writes_nothing(tmp_path: Path) -> None:
     with sink_job(tmp_path / "state", parquet(tmp_path / "out")) as job:
         for batch_id in range(3):
             job.run(batch_id, rows_of_batch(1).slice(0, 0) if batch_id == 1 else None)
@@ -145,7 +145,7 @@ def test_a_second_query_streams_from_the_folder(stream: Stream, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("place", ["state", "state/out"])
-def test_the_folder_of_the_checkpoint_is_no_place_to_publish_to(stream: Stream, place: str) -> None:
+def test_publishing_into_the_folder_of_the_checkpoint_is_refused(stream: Stream, place: str) -> None:
     with pytest.raises(sb.UsageError) as refused:
         stream.batches(sink=parquet(stream.folder / place))
     assert refused.value.code == "USAGE.SINKS_LOCATION"

@@ -46,7 +46,7 @@ def frame(spark: Any, page: dict[str, Any]) -> Any:
     ],
     ids=["tumbling", "sliding", "sessions"],
 )
-def test_windows_of_the_page_are_those_of_spark(
+def test_windows_of_the_page_equal_sparks(
     frame: Any, page: dict[str, Any], kind: str, arguments: list[str], least: int, runs: list[tuple[str, str]]
 ) -> None:
     """The page counts a click that comes just when a session ends to that session, as Spark does."""

@@ -109,7 +109,7 @@ def test_record_batches_and_slices_of_tables(tmp_path: Path) -> None:
         ("k", "n", "not a descriptor"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path: Path, key: str, descriptor: Any, message: str) -> None:
+def test_columns_that_do_not_fit_are_refused(tmp_path: Path, key: str, descriptor: Any, message: str) -> None:
     table = pa.table({"k": [1], "n": [2]})
     with pytest.raises(UsageError, match=message):
         sb.tools.bootstrap(tmp_path, table, key=key, descriptors=[descriptor])

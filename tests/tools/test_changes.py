@@ -133,7 +133,7 @@ def test_changes_of_many_batches_equal_the_recorded_truth(
 @pytest.mark.parametrize("piece", [1 << 20, 40])
 @pytest.mark.parametrize("key_type", [int, "struct<a:bigint,b:string>"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_changes_are_those_of_the_history(
+def test_changes_equal_the_history(
     tmp_path: Path,
     rng: random.Random,
     backend: str,

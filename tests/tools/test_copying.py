@@ -207,7 +207,9 @@ def test_more_rows_than_a_batch_holds(store: CheckpointStore, root: Path, target
     assert found["value"].to_pylist() == [str(n) for n in range(count)]
 
 
-def test_what_cannot_be_rescaled(store: CheckpointStore, root: Path, target: Path, tmp_path: Path) -> None:
+def test_stores_that_cannot_be_rescaled_are_refused(
+    store: CheckpointStore, root: Path, target: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="no checkpoint"):
         sb.tools.rescale(root, target, max_parallelism=32)
     model = Model("value", int, int)

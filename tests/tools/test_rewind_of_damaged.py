@@ -56,7 +56,7 @@ def test_it_is_found_by_the_batches_around_it(published: Published, damaged: int
     assert taken.taken_back[damaged - 1].incarnation is None
 
 
-def test_what_was_taken_back_before_without_its_sink_stays(published: Published) -> None:
+def test_output_of_an_earlier_rewind_without_its_sink_stays(published: Published) -> None:
     """Two files have the number of the batch: that of the newer incarnation is the one that the store has."""
     sb.tools.rewind(published.state, to=0, checkpoint_location=None)
     published.commit(1)

@@ -54,7 +54,7 @@ def test_a_whole_beginning_is_taken_back(tmp_path: Path) -> None:
     assert sb.tools.rewind(state, to=None, checkpoint_location=None, sink=parquet(out)).taken_back == []
 
 
-def test_a_store_that_was_begun_anew_begins_with_its_restart(tmp_path: Path) -> None:
+def test_history_of_a_reset_store_begins_with_its_restart(tmp_path: Path) -> None:
     state, out = tmp_path / "state", tmp_path / "out"
     run(state, out, range(2), retain=5)
     with sb.CheckpointStore(state).open_for_writing() as store:

@@ -261,7 +261,7 @@ def rows(table: pa.Table) -> list[Any]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_rows_are_those_of_a_checkpoint(tmp_path: Path, backend: str, rng: random.Random) -> None:
+def test_rows_equal_a_checkpoint(tmp_path: Path, backend: str, rng: random.Random) -> None:
     store = sb.CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=32)
     ranges = [sb.key_groups.range_for(32, 3, index) for index in range(3)]
     made = sb.create_backend(backend)

@@ -84,7 +84,7 @@ def test_a_store_is_given_in_every_way(three: Path) -> None:
         commit(store, 8)
 
 
-def test_there_is_no_store(tmp_path: Path) -> None:
+def test_missing_store_is_refused(tmp_path: Path) -> None:
     for given in (tmp_path, tmp_path / "nowhere", CheckpointReader(tmp_path)):
         with pytest.raises(sb.UsageError) as caught:
             sb.tools.verify(given)
@@ -126,7 +126,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_every_file_that_is_damaged_is_named_with_what_needs_it(three: Path, damage: str) -> None:
+def test_damaged_file_is_named_with_the_checkpoints_that_need_it(three: Path, damage: str) -> None:
     before = sb.tools.verify(three)
     seen = set()
     newest = max(int(path.stem) for path in three.glob("checkpoints/*.json"))
@@ -201,7 +201,7 @@ def test_damage_within_a_file_whose_own_checksum_is_right(three: Path, kind: str
     assert problem.code == "CORRUPT_CHECKPOINT"
 
 
-def test_an_output_that_is_no_parquet_and_files_of_other_formats(store: CheckpointStore, root: Path) -> None:
+def test_output_in_another_format_is_verified(store: CheckpointStore, root: Path) -> None:
     made = store.begin_snapshot(0)
     with made.create("output", suffix=".parquet") as file:
         file.write(b"what the batch gave")

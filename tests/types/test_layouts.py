@@ -24,7 +24,7 @@ every_leaf = pytest.mark.parametrize("leaf", LEAVES)
 
 
 @reads_sources
-def test_codes_are_those_of_compiled_code() -> None:
+def test_codes_equal_the_compiled_codes() -> None:
     text = (ROOT / "statebackend/_core/tables/values.pxd").read_text(encoding="utf-8")
     compiled = {name: int(code) for name, code in re.findall(r"^    TYPE_(\w+) = (\d+)", text, re.M)}
     own = {name: row.code for name, row in LAYOUTS.items() if row.code != compiled["OTHER"]}

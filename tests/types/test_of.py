@@ -144,7 +144,7 @@ def test_arrow_types(arrow: pa.DataType, wanted: t.Type) -> None:
     ],
     ids=str,
 )
-def test_what_has_no_stored_form_is_refused(spec: Any, complaint: str) -> None:
+def test_types_without_a_stored_form_are_refused(spec: Any, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         t.of(spec)
 

@@ -153,7 +153,7 @@ def test_floats() -> None:
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused(spec: Any, value: Any, complaint: str) -> None:
+def test_values_that_do_not_fit_are_refused(spec: Any, value: Any, complaint: str) -> None:
     with pytest.raises(SerializationError, match=complaint):
         serializer_for(spec).serialize(value)
 
