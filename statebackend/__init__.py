@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from statebackend import errors, types
 from statebackend._version import __version__
@@ -137,6 +138,9 @@ __all__ = [
     "MemoryLimitError",
     "StoreError",
 ]
+
+if TYPE_CHECKING:  # otherwise type checkers would take all that they hold for Any
+    from statebackend import spark as spark, testing as testing, tools as tools
 
 #: Parts that need more than numpy and pyarrow, or that a job does not need.
 _LOADED_ON_USE = ("spark", "testing", "tools")

@@ -55,7 +55,7 @@ from statebackend.spark.session import (
     times_without_stream,
 )
 from statebackend.spark.sink_delivery import OutputFrames, SinkDeliveries
-from statebackend.spark.sinks.committed_sink import SinkContext
+from statebackend.spark.sinks.committed_sink import Sink, SinkContext
 from statebackend.state import Duration, clocks, milliseconds
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class StatefulBatches:
         job: Job,
         *,
         state: str | os.PathLike[str] | CheckpointStore,
-        sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None,
+        sink: Sink | Mapping[str, Sink] | None,
         start: StartFrom | None,
         uid: str | None,
         on_batch: Callable[[Figures], object] | None,

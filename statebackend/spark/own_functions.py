@@ -17,6 +17,7 @@ from statebackend.runtime.batch_progress import Json
 from statebackend.runtime.start_checks import StartFrom
 from statebackend.spark.driver import StatefulBatches
 from statebackend.spark.driver_mode import Driver
+from statebackend.spark.sinks.committed_sink import Sink
 from statebackend.spark.stateful import stateful
 from statebackend.state import StateBackend
 
@@ -33,7 +34,7 @@ def transform_with_state(
     key: str | Sequence[str],
     output_schema: object,
     state: str | os.PathLike[str] | CheckpointStore,
-    sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None = None,
+    sink: Sink | Mapping[str, Sink] | None = None,
     time_mode: str = "None",
     output_mode: str = "Append",
     event_time: str | EventTime | None = None,
@@ -78,7 +79,7 @@ def transform_with_state_in_pandas(
     key: str | Sequence[str],
     output_schema: object,
     state: str | os.PathLike[str] | CheckpointStore,
-    sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None = None,
+    sink: Sink | Mapping[str, Sink] | None = None,
     time_mode: str = "None",
     output_mode: str = "Append",
     event_time: str | EventTime | None = None,
@@ -162,7 +163,7 @@ def apply_in_pandas_with_state(
     output_mode: str,
     timeout_conf: str,
     state: str | os.PathLike[str] | CheckpointStore,
-    sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None = None,
+    sink: Sink | Mapping[str, Sink] | None = None,
     event_time: str | EventTime | None = None,
     backend: str | StateBackend = "heap",
     max_parallelism: int = 128,

@@ -15,6 +15,7 @@ from statebackend.runtime.start_checks import StartFrom
 from statebackend.spark.driver import StatefulBatches
 from statebackend.spark.driver_mode import Driver, DriverMode
 from statebackend.spark.executors import ExecutorsMode
+from statebackend.spark.sinks.committed_sink import Sink
 from statebackend.state import StateBackend
 
 
@@ -24,7 +25,7 @@ def stateful(
     key: str | Sequence[str],
     state: str | os.PathLike[str] | CheckpointStore,
     schema: object = None,
-    sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None = None,
+    sink: Sink | Mapping[str, Sink] | None = None,
     backend: str | StateBackend = "heap",
     max_parallelism: int = 128,
     run_on: Driver | Executors | None = None,

@@ -134,3 +134,20 @@ class Total(sb.KeyedProcessFunction):
         self, row: object, ctx: sb.FunctionContext
     ) -> Iterator[tuple[int | None, str | None]]:
         yield self.total.get(), self.last.value()
+
+
+def query() -> None:
+    batches = sb.spark.stateful(
+        Total(),
+        key=["user", "country"],
+        schema="total bigint, last string",
+        state=sb.CheckpointStore("/data/state", retain="2 days"),
+        sink={"main": sb.spark.sinks.parquet("/data/out"), "late": sb.spark.sinks.delta("/data/late")},
+        event_time=sb.EventTime("at", watermark_delay="10 minutes", late=sb.to_output("late")),
+        run_on=sb.spark.Driver(batch_memory="512m"),
+        null_keys="drop",
+        on_batch=lambda progress: print(progress["batchId"]),
+    )
+    batches.close()
+    sb.spark.stateful(Total(), key=1, state="/data/state")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    sb.spark.stateful(Total(), keys="user", state="/data/state")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

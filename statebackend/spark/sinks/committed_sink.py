@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -188,3 +188,7 @@ def check_partition_by(
             detail=f"{what}, output {output!r}, partition_by {', '.join(names)}",
             hint="name each column once, and leave at least one for the files",
         )
+
+
+#: A sink of an output: a callable, or one of `sb.spark.sinks`.
+Sink: TypeAlias = Callable[..., object] | CommittedSink
