@@ -36,7 +36,7 @@ def test_each_row_counts_from_its_creation_to_the_result_of_its_batch() -> None:
     assert found[[0, 9, 10, 19, 20, 29]] == pytest.approx([200, 110, 300, 210, 1700, 1610])
 
 
-def test_percentiles_count_rows() -> None:
+def test_percentiles_of_rows_are_right() -> None:
     assert percentiles(np.arange(101.0)) == {"p50": 50.0, "p90": 90.0, "p99": 99.0}
 
 

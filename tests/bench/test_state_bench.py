@@ -71,7 +71,7 @@ def one_that_fails() -> Any:
 
 
 class TestProcesses:
-    def test_errors_of_the_peer_are_raised(self):
+    def test_errors_of_the_other_process_are_raised(self):
         with OwnProcess(one_that_fails) as failing, pytest.raises(WrongResult, match="round 3"):
             failing.run_round(3)
         assert failing._process.exitcode == 0

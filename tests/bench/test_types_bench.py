@@ -166,7 +166,7 @@ class TestRun:
         ("arguments", "complaint"),
         [(["P1", "types"], "in a run of their own"), (["types", "--scattered"], "cannot be scattered")],
     )
-    def test_figures_that_exclude_each_other_are_refused(self, arguments, complaint, capsys):
+    def test_arguments_that_exclude_each_other_are_refused(self, arguments, complaint, capsys):
         with pytest.raises(SystemExit):
             main(arguments)
         assert complaint in capsys.readouterr().err

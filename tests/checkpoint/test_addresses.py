@@ -136,7 +136,7 @@ def test_parts(address: str, bucket: str, root: str, options: dict[str, str]) ->
         "abfss://KEY:hunter2@account.dfs.core.windows.net",
     ],
 )
-def test_address_without_a_bucket_is_refused_on_use(address: str) -> None:
+def test_unusable_address_is_refused_on_use_and_shows_no_secret(address: str) -> None:
     files = open_files(address)
     with pytest.raises(UsageError, match="cannot be used") as caught:
         files.names("checkpoints")

@@ -210,7 +210,7 @@ def test_epochs_continue_from_the_records(tmp_path: Path) -> None:
     assert len(set(names)) == len(names) == 3
 
 
-def test_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+def test_file_in_the_place_of_a_folder_is_not_taken_for_a_folder(tmp_path: Path) -> None:
     with committed(tmp_path, 5) as store:
         (tmp_path / "offsets").touch()
         assert not store.has_folder("offsets")

@@ -243,9 +243,7 @@ def test_a_snapshot_of_an_earlier_writer_is_not_committed(store: CheckpointStore
         ([{**StateSnapshot(0, 1).to_json(), "extra": {"x": float("nan")}}], "extra is not JSON-able"),
     ],
 )
-def test_objects_that_are_not_snapshots_are_refused(
-    store: CheckpointStore, snapshots: list, message: str
-) -> None:
+def test_wrong_snapshots_are_refused(store: CheckpointStore, snapshots: list, message: str) -> None:
     for snapshot in snapshots:
         for file in getattr(snapshot, "files", ()):
             (Path(store.uri) / file.name).write_bytes(b"x" * file.size)

@@ -53,7 +53,7 @@ def test_links_are_quick_and_find_dead_machines(pair: tuple[Link, Link]) -> None
 
 
 @pytest.mark.parametrize("address", [(HOST, 1), (HOST, 70_000), ("x" * 70, 1), ("", 1)])
-def test_address_without_a_host_is_refused(address: tuple[str, int]) -> None:
+def test_connect_fails_at_an_address_without_a_listener(address: tuple[str, int]) -> None:
     with pytest.raises(LinkError, match="cannot connect") as caught:
         connect(address, SECRET, role="task", timeout=LONG)
     assert caught.value.code == "CLUSTER.CONNECT"

@@ -117,7 +117,7 @@ def test_builder_and_keywords_agree(build: Any, keywords: dict[str, Any]) -> Non
     assert pickle.loads(pickle.dumps(config)) == config
 
 
-def test_other_options_stay_without_background_cleanup() -> None:
+def test_configured_cleanups_stay_without_background_cleanup() -> None:
     kept = sb.StateTtlConfig(5, cleanup_in_background=False, cleanup_incrementally=(3, True))
     assert kept.incremental_cleanup == (3, True)
     assert kept.rocksdb_cleanup is None

@@ -162,7 +162,7 @@ def test_key_groups_are_checked_before_anything_else(make_keyed: MakeKeyed) -> N
         ("float", lambda a, b: a + b, [2.0**24, 1.0, 1.0], 2.0**24),
     ],
 )
-def test_results_between_rows_are_stored(
+def test_results_between_rows_must_fit_the_type_and_are_rounded(
     keyed: Keyed, declared: str, function: Any, given: list[Any], expected: Any
 ) -> None:
     """A column of one key does what one call after the other does: each result has to fit the type, and is rounded."""

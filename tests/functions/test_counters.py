@@ -166,7 +166,7 @@ class Scaled(Serializer):
 @pytest.mark.parametrize(
     "scale", [np.int64(2), float("nan"), {1, 2}, 10**5000], ids=["np", "nan", "set", "huge"]
 )
-def test_figure_too_large_for_manifests_is_refused_at_once(scale: Any) -> None:
+def test_values_that_manifests_cannot_hold_are_refused_at_once(scale: Any) -> None:
     with pytest.raises(sb.UsageError, match=r"config\(\) of a serializer"):
         sb.ValueStateDescriptor("scaled", Scaled(scale))
     sb.ValueStateDescriptor("scaled", Scaled(2))

@@ -147,7 +147,7 @@ class Fails(sb.KeyedProcessFunction):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_error_without_a_row_fails_the_batch(error: BaseException) -> None:
+def test_error_that_is_not_the_fault_of_a_row_fails_the_batch(error: BaseException) -> None:
     with Harness(Fails(error), key="user", schema=SCHEMAS, errors=sb.to_output("errors")) as harness:
         with pytest.raises(type(error)):
             harness.process_batch([{"user": "a", "n": 0}, {"user": "a", "n": 1}])

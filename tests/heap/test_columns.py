@@ -405,7 +405,9 @@ FINE: list[tuple[pa.Array, t.Type]] = [
 
 
 @pytest.mark.parametrize(("column", "declared"), FINE, ids=name_of)
-def test_columns_sure_to_be_equal_are_not_compared_by_value(column: pa.Array, declared: t.Type) -> None:
+def test_columns_sure_to_be_equal_are_not_converted_value_by_value(
+    column: pa.Array, declared: t.Type
+) -> None:
     expected = plain(column, declared)
     found = stored_rows(column, declared)
     assert [row for row in found if row is not None] == [row for row in expected if row is not None]
@@ -500,7 +502,7 @@ def test_errors_are_worded_value_by_value(column: pa.Array, declared: t.Type) ->
     ],
     ids=name_of,
 )
-def test_columns_that_may_differ_are_compared_by_value(column: pa.Array, declared: t.Type) -> None:
+def test_columns_that_may_differ_are_left_to_conversion_by_value(column: pa.Array, declared: t.Type) -> None:
     assert stored_runs(column, declared) is None
 
 

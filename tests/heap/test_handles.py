@@ -283,7 +283,7 @@ def test_a_change_that_is_stored_is_undone_with_its_batch(keyed: Any, kind: str)
 # --- iterators -------------------------------------------------------------------------------------------------------
 
 
-def test_equal_object_that_comes_back_is_another_object(keyed: Any) -> None:
+def test_iterator_fails_after_its_collection_was_cleared_and_refilled(keyed: Any) -> None:
     words = keyed.get_list_state(ListStateDescriptor("l", int))
     counts = keyed.get_map_state(MapStateDescriptor("m", int, int))
     for fill, steps in (
@@ -365,7 +365,7 @@ def test_text_keys_live_as_long_as_they_are_current() -> None:
         assert sorted(keyed.keys("s")) == sorted(f"key-é-{number}" for number in range(1000))
 
 
-def test_time_belongs_to_the_key() -> None:
+def test_time_is_read_once_for_each_key() -> None:
     with HeapBackend().create_keyed_backend(int) as keyed:
         state = keyed.get_value_state(
             ValueStateDescriptor("s", int).enable_time_to_live(StateTtlConfig(1_000_000))

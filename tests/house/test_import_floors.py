@@ -263,7 +263,7 @@ def test_the_page_shows_every_folder_on_its_floor() -> None:
 
 @reads_sources
 @pytest.mark.parametrize("page", ["house", "batch", "entry", "commit"])
-def test_page_names_existing_folders_only(page: str) -> None:
+def test_page_names_existing_files_and_folders_only(page: str) -> None:
     text = (ROOT / f"docs/internals/{page}.md").read_text(encoding="utf-8")
     named = re.findall(r"`((?:[a-z_]+/)+(?:\w+\.\w+)?)`", text)
     assert len(named) > 15

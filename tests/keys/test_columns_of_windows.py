@@ -86,7 +86,7 @@ def test_durations_and_forms() -> None:
         ("12", {"size": 5}, SerializationTypeError),
     ],
 )
-def test_columns_without_windows_are_refused(
+def test_times_and_sizes_that_give_no_windows_are_refused(
     times: Any, options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):

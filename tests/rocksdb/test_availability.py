@@ -104,7 +104,7 @@ def test_figures_of_work_in_the_background(tmp_path: Path) -> None:
         assert metrics["background_errors"] == 0
 
 
-def test_parts_missing_from_a_version_are_none() -> None:
+def test_figures_that_a_version_does_not_report_are_none() -> None:
     unknown = {"flushes": None, "compactions": None}
     assert background_work(None) == background_work("Priority Files\n---\n Low 1\n") == unknown
     assert stalls("something else") == {"delays": None, "stops": None}

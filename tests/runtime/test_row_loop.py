@@ -448,7 +448,7 @@ def test_the_first_row_that_is_none_is_named_before_any_value() -> None:
         OutputSchema("n int, s string").table_of_rows(rows)
 
 
-def test_function_is_called_before_a_later_wrong_row_is_reported() -> None:
+def test_error_of_a_function_is_raised_before_an_earlier_wrong_row() -> None:
     def process(row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
         yield ("wrong",)
         if row.k == 2:

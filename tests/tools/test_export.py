@@ -148,7 +148,7 @@ def test_restored_state_equals_the_checkpoint(
         )
 
 
-def test_time_comes_from_the_checkpoint_even_if_another_was_set(root: Path, target: Path) -> None:
+def test_savepoint_has_the_time_of_the_checkpoint_also_after_set_time(root: Path, target: Path) -> None:
     with open_store(root) as store, create("heap", clock=ManualClock(7000)) as keyed:
         keyed.get_state(DESCRIPTORS["count"]()).update_many([1], [1])
         store.commit(0, [keyed.snapshot(0, store).result()], now=7000)
@@ -228,7 +228,9 @@ def test_a_slice_is_in_memory(
     assert max(seen) < 60
 
 
-def test_wrong_targets_are_refused(store: CheckpointStore, root: Path, target: Path) -> None:
+def test_checkpoints_that_cannot_become_a_savepoint_are_refused(
+    store: CheckpointStore, root: Path, target: Path
+) -> None:
     with pytest.raises(sb.UsageError, match=r"there is no checkpoint.*\[USAGE\.NO_CHECKPOINT\]"):
         sb.tools.savepoint(target.with_name("nowhere"), target)
     model = Model("value", int, int)
@@ -318,7 +320,7 @@ def code_of(call: Callable[[], Any]) -> str | None:
     return None
 
 
-def test_crash_or_full_disk_leaves_no_readable_savepoint(root: Path) -> None:
+def test_crash_or_full_disk_leaves_no_partial_savepoint(root: Path) -> None:
     many = [create("heap", int, key_group_range=range_for(32, 2, index)) for index in range(2)]
     operators = [sb.OperatorStateBackend(subtask_index=index, parallelism=2) for index in range(2)]
     with CheckpointStore(root).open_for_writing(key_type=int, max_parallelism=32) as store:

@@ -201,7 +201,9 @@ def test_damage_within_a_file_whose_own_checksum_is_right(three: Path, kind: str
     assert problem.code == "CORRUPT_CHECKPOINT"
 
 
-def test_output_in_another_format_is_verified(store: CheckpointStore, root: Path) -> None:
+def test_wrong_parquet_output_is_reported_and_other_formats_are_not(
+    store: CheckpointStore, root: Path
+) -> None:
     made = store.begin_snapshot(0)
     with made.create("output", suffix=".parquet") as file:
         file.write(b"what the batch gave")
