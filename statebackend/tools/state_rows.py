@@ -422,7 +422,7 @@ def sql(store: Stored, query: str, *, id: int | None = None, expired: bool = Fal
     try:
         import duckdb
     except ImportError as error:
-        raise usage.package("SQL over state needs DuckDB", hint="pip install 'statebackend[sql]'") from error
+        raise usage.package("SQL over state needs DuckDB", hint="pip install duckdb") from error
     source = source_of(store, id)
     keyed, operators = source.states(), source.operator_states()
     errors: list[StateBackendError] = []
