@@ -487,7 +487,8 @@ class Program:
     def run_total(self, folder: str, checkpoint: str) -> str | None:
         """Run the query of `crash_table` to its end; return the text of its error, or None."""
         options = {"sink": Sink(Path(folder) / "sink"), "schema": SCHEMA, "uid": "mine"}
-        return self._failure(Total(), folder, f"stream-{time.time_ns()}", state=checkpoint, **options)
+        batches = sb.spark.stateful(Total(), key="user", state=checkpoint, **options)
+        return self._failure(batches, folder, f"stream-{time.time_ns()}")
 
     def run_timed(self, folder: str, uid: str) -> str | None:
         """The same of `Timed`. "encrypted" has an encrypted store, and the sink of "interrupted" raises an exit."""
