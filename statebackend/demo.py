@@ -118,7 +118,7 @@ def run_query(folder: Path, backend: str, mode: str, stop_at: int) -> None:
 
     def call(frame: Any, batch_id: int) -> None:
         apply(frame, batch_id)
-        progress = apply.last_progress
+        progress = apply.last_progress or {}
         if progress["isReplay"]:
             print(f"{batch_id:>5}  was committed: only its sink is called again", flush=True)
         else:
