@@ -25,7 +25,7 @@ NOT_DECLARED, REFUSED = "stored, not declared", "refused"
 
 @dataclass(frozen=True)
 class PlannedState:
-    """A state, and what becomes of it at a start: its ``action``, with the reason if it is refused."""
+    """A state and its ``action`` at a start, with the reason if it is refused."""
 
     name: str
     #: ``"keyed"`` or ``"operator"``.

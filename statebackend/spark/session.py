@@ -316,7 +316,7 @@ def planned_times(
 
 
 def times_without_stream(now: int | None) -> PlannedTimes:
-    """The times of a call outside of a streaming query: as Spark's over a batch frame, which has no watermark."""
+    """The times of a call outside of a streaming query: like Spark's times over a batch frame, without a watermark."""
     return PlannedTimes(clocks.read(clocks.SystemClock()) if now is None else now, -1, -1)
 
 

@@ -104,10 +104,14 @@ class SparkCheckpoint:
         """
         names = _needed(batch)
         gone = [name for name in names if not (self.folder / name).is_file()]
-        newest = max((each.number for each in self.numbered(self.folder / "offsets")), default=-1)
         log = logs.get(batch, {})
         before = log.get("before") or []
-        if not gone or newest <= batch or log.get("plan") is None or not isinstance(before, list):
+        if (
+            not gone
+            or self._newest_planned() <= batch
+            or log.get("plan") is None
+            or not isinstance(before, list)
+        ):
             return {}
         if any(self.numbered(folder) for folder in self._state_folders()):
             raise stream_not_rewindable(
@@ -127,9 +131,8 @@ class SparkCheckpoint:
         if batch:
             # Spark takes from it where the sources ended, and nothing else.
             texts[f"offsets/{batch - 1}"] = "\n".join([*plan.splitlines()[:2], *map(str, before)])
-        lost: dict[
-            str, str
-        ] = {}  # the sources come first: a rewind that is killed then sees that more is lost
+        # The sources come first: a rewind that is killed then sees that more is lost.
+        lost: dict[str, str] = {}
         for at, line in enumerate(plan.splitlines()[2:]):
             end = _log_offset(line)
             if end is not None:
@@ -196,8 +199,12 @@ class SparkCheckpoint:
 
     # --- the logs of the query ---
 
+    def _newest_planned(self) -> int:
+        """The newest batch in Spark's log of offsets; -1 if there is none."""
+        return max((each.number for each in self.numbered(self.folder / "offsets")), default=-1)
+
     def _check_logs(self, batch: int, lost: Mapping[str, str]) -> None:
-        newest = max((each.number for each in self.numbered(self.folder / "offsets")), default=-1)
+        newest = self._newest_planned()
         for name in _needed(batch):
             if name not in lost and not (self.folder / name).is_file():
                 begun = newest < batch and any((self.folder / REWOUND).glob(f"*/{name}"))

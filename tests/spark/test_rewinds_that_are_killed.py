@@ -140,7 +140,7 @@ class Query(Stream):
         return {batch: sorted(rows) for batch, rows in sorted(found.items())}
 
     def files(self) -> dict[str, bytes]:
-        """Spark's files, but for those that rewinds have moved."""
+        """Spark's files, without the files that rewinds have moved."""
         found = {
             path.relative_to(self.folder / "stream"): path for path in (self.folder / "stream").rglob("*")
         }
